@@ -1,0 +1,9 @@
+//! Every decision of the gateway, and no I/O: no socket, clock, random source, TPM or database.
+//! Time, randomness and facts come in as arguments; what should happen comes out as values.
+
+#![forbid(unsafe_code)]
+
+pub mod identity;
+pub mod reason;
+pub mod record;
+pub mod walk;

@@ -1,0 +1,255 @@
+//! What is written down: the records of the signed ledger and of the lease journal.
+//!
+//! A ledger record is one decision. Its canonical bytes are the JSON that `serde_json` writes for
+//! these structs (field order as declared). A journal record is working state: leases and walk
+//! marks, unsigned and compacted. Neither holds a secret.
+
+use serde::{Deserialize, Serialize};
+
+use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
+use crate::reason::Reason;
+use crate::walk::Step;
+
+/// One decision, kept for ever in the signed ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Record {
+    /// The ledger begins: which appliance, which seal.
+    Genesis(Genesis),
+    /// An unknown machine proved possession of its keys and waits for an owner.
+    Claim(Claim),
+    /// An owner or operator acted.
+    Operator(OperatorAct),
+    /// A complete appraisal, admitted or refused after activation.
+    Verdict(Verdict),
+    /// Refusals before activation, summed per code and ingress port.
+    RefusalSummary(RefusalSummary),
+    /// A certificate was issued.
+    Certificate(Certificate),
+}
+
+/// First record of a ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Genesis {
+    /// Name of this appliance.
+    pub appliance: String,
+    /// `measured` or `development`.
+    pub seal: String,
+    /// SHA-256 of the infra CA certificate (DER), hex.
+    pub infra_ca_sha256: String,
+}
+
+/// A machine that proved possession and is bound to nothing yet. Never called attested.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// The name it would get.
+    pub machine: MachineId,
+    /// All EK Names it proved.
+    pub ek_names: Vec<EkName>,
+    /// SMBIOS serial it claims.
+    pub serial: String,
+    /// Hardware addresses it claims.
+    pub macs: Vec<MacAddr>,
+    /// Serials of the disks it claims.
+    pub disks: Vec<String>,
+    /// Switch port it was heard on, if any: `chassis/port`.
+    pub port: Option<String>,
+    /// `vendor-chain` or `bare-ek`.
+    pub assurance: String,
+    /// SHA-256 over hello and evidence bodies, hex; what an owner compares.
+    pub report_sha256: String,
+    /// Checks that would have refused an enrolled machine.
+    pub would_refuse: Vec<Reason>,
+    /// Finds the attempt in the log.
+    pub correlation: String,
+}
+
+/// What an authenticated administrator did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperatorAct {
+    /// Subject CN of the client certificate.
+    pub by: String,
+    /// Role of that certificate.
+    pub role: String,
+    /// What was done.
+    pub act: Act,
+}
+
+/// The acts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "act", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Act {
+    /// The owner's certificate was handed out.
+    ClaimAppliance,
+    /// A pending claim became a machine.
+    Approve {
+        /// The machine.
+        machine: MachineId,
+        /// EK Names now bound to it.
+        ek_names: Vec<EkName>,
+        /// Serial the binding requires.
+        serial: String,
+        /// Disk serial the binding requires, if declared.
+        disk_serial: Option<String>,
+        /// Switch port declared for it.
+        port: Option<String>,
+        /// Class.
+        class: String,
+        /// How the report digest was compared (`console`, `exported-report`, `none`).
+        compared: String,
+    },
+    /// The machine may not be admitted until uncordoned.
+    Cordon {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Undo of cordon.
+    Uncordon {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// The machine's access ends.
+    Withdraw {
+        /// The machine.
+        machine: MachineId,
+        /// Why, in the operator's words.
+        why: String,
+    },
+    /// The machine leaves the fleet.
+    Retire {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// An image entered the catalogue.
+    ImageAdd {
+        /// SHA-256 of the artefact, hex.
+        sha256: String,
+        /// Its name.
+        name: String,
+        /// Its version.
+        version: u64,
+    },
+    /// The oldest acceptable version of an image was raised.
+    ImageFloor {
+        /// Image name.
+        name: String,
+        /// Lowest version that passes from now on.
+        floor: u64,
+    },
+    /// An image is refused from now on.
+    ImageWithdraw {
+        /// SHA-256 of the artefact, hex.
+        sha256: String,
+    },
+}
+
+/// A whole appraisal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verdict {
+    /// The machine the EKs are bound to, if any.
+    pub machine: Option<MachineId>,
+    /// Passed or not.
+    pub admitted: bool,
+    /// EK Names shown.
+    pub ek_names: Vec<EkName>,
+    /// Name of the AK, hex.
+    pub ak_name: String,
+    /// Hardware addresses shown; recorded, never trusted.
+    pub macs: Vec<MacAddr>,
+    /// TPM counters of the quote: reset, restart.
+    pub counters: Option<(u32, u32)>,
+    /// Catalogue entry that the boot was matched to, hex digest.
+    pub image_sha256: Option<String>,
+    /// Switch port and how strong that evidence is.
+    pub port: Option<String>,
+    /// `vendor-chain` or `bare-ek`.
+    pub assurance: String,
+    /// `measured` or `development`: how the appliance's own key is sealed.
+    pub seal: String,
+    /// Everything that failed, enforced or only reported.
+    pub reasons: Vec<Reason>,
+    /// Digest of the policy in force, hex.
+    pub policy_sha256: String,
+    /// Finds the attempt in the log.
+    pub correlation: String,
+}
+
+/// Refusals of unproven nodes, in sum: made-up keys must not buy signed records.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefusalSummary {
+    /// Ingress, `interface` or `relay/circuit`.
+    pub ingress: String,
+    /// How many in this minute.
+    pub count: u64,
+    /// The last one, in full.
+    pub last: Reason,
+    /// Its correlation id.
+    pub correlation: String,
+}
+
+/// One issued certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Certificate {
+    /// For whom; none for the appliance's own.
+    pub machine: Option<MachineId>,
+    /// `ldevid`, `attest`, `receipt`, `admin`, `boot`.
+    pub profile: String,
+    /// Serial number, hex.
+    pub serial: String,
+    /// SHA-256 of the DER, hex.
+    pub sha256: String,
+    /// Subject CN.
+    pub subject_cn: String,
+    /// End of validity.
+    pub not_after: UnixMillis,
+    /// The verdict's correlation id, for an LDevID.
+    pub correlation: Option<String>,
+}
+
+/// One entry of the lease journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum JournalRecord {
+    /// A lease was granted, renewed, released or declined.
+    Lease(LeaseRecord),
+    /// A machine reached a step of the walk.
+    Mark(Mark),
+}
+
+/// One DHCPv4 lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseRecord {
+    /// The address.
+    pub addr: std::net::Ipv4Addr,
+    /// Client key: hex of option 61, or of htype and chaddr (RFC 2131 section 4.2).
+    pub client: String,
+    /// Hardware address.
+    pub mac: MacAddr,
+    /// `bound`, `released` or `declined`.
+    pub state: String,
+    /// End of the lease.
+    pub expires: UnixMillis,
+}
+
+/// A machine reached a step. The last mark per MAC and step is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mark {
+    /// Hardware address the step was seen from, all zero when none applies.
+    pub mac: MacAddr,
+    /// The machine, once known.
+    pub machine: Option<MachineId>,
+    /// The step.
+    pub step: Step,
+    /// Wall clock.
+    pub at: UnixMillis,
+    /// For the operator: file name, address, correlation id.
+    pub detail: String,
+}

@@ -1,0 +1,90 @@
+//! The walk of one machine as a table. The same step names are used in the driver, the tests, the
+//! tracing spans, the lease journal and the ledger.
+
+use serde::{Deserialize, Serialize};
+
+/// One step of the walk, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// DHCPDISCOVER arrived.
+    Discover,
+    /// A lease was acknowledged.
+    Lease,
+    /// A boot artefact was asked for.
+    Boot,
+    /// The attester said hello.
+    Hello,
+    /// A challenge was sent.
+    Challenge,
+    /// Evidence arrived.
+    Evidence,
+    /// The evidence was judged.
+    Appraise,
+    /// An LDevID was issued.
+    Issue,
+}
+
+/// One row of the walk.
+pub struct Row {
+    /// The step.
+    pub step: Step,
+    /// What arrives.
+    pub input: &'static str,
+    /// Which module decides.
+    pub decided_by: &'static str,
+    /// Where it is written down, before its effect is visible.
+    pub record: &'static str,
+}
+
+/// The walk, in order.
+pub const WALK: &[Row] = &[
+    Row {
+        step: Step::Discover,
+        input: "DHCPDISCOVER",
+        decided_by: "netstack::dhcp",
+        record: "journal: mark",
+    },
+    Row {
+        step: Step::Lease,
+        input: "DHCPREQUEST",
+        decided_by: "netstack::dhcp",
+        record: "journal: lease, mark",
+    },
+    Row {
+        step: Step::Boot,
+        input: "TFTP RRQ or HTTP GET",
+        decided_by: "boot::plan",
+        record: "journal: mark",
+    },
+    Row {
+        step: Step::Hello,
+        input: "POST /v1/hello",
+        decided_by: "gateway_core::appraisal rows 1-6",
+        record: "journal: mark",
+    },
+    Row {
+        step: Step::Challenge,
+        input: "hello passed",
+        decided_by: "gateway_core::admission",
+        record: "journal: mark",
+    },
+    Row {
+        step: Step::Evidence,
+        input: "POST /v1/evidence",
+        decided_by: "gateway_core::admission",
+        record: "journal: mark",
+    },
+    Row {
+        step: Step::Appraise,
+        input: "evidence",
+        decided_by: "gateway_core::appraisal rows 7-14",
+        record: "ledger: verdict or claim",
+    },
+    Row {
+        step: Step::Issue,
+        input: "Verified<Admission>",
+        decided_by: "gateway_core::issuer",
+        record: "ledger: certificate",
+    },
+];

@@ -1,0 +1,9 @@
+//! What a node and the gateway say to each other, and the TPM 2.0 structures both need.
+//!
+//! Decides nothing and does no I/O. Everything decoded here is untrusted until the appraisal
+//! (`gateway-core`) has checked it. Wire types are versioned; the golden vectors in
+//! `tests/vectors/wire` are never edited.
+
+#![forbid(unsafe_code)]
+
+pub mod v1;
