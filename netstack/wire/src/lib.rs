@@ -6,4 +6,5 @@
 
 #![forbid(unsafe_code)]
 
+pub mod oid;
 pub mod v1;
