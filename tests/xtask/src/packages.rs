@@ -1,0 +1,186 @@
+//! What a Debian 12 or 13 machine must have, and why. One list; installed only when missing.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+use crate::exec;
+
+/// For what a package is needed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// To compile the workspace.
+    Build,
+    /// To run the lab and the demo.
+    Lab,
+    /// To run every test.
+    Test,
+}
+
+/// Package, need, reason.
+const PACKAGES: &[(&str, Need, &str)] = &[
+    (
+        "gcc",
+        Need::Build,
+        "C parts of aws-lc and the linker driver",
+    ),
+    ("libc6-dev", Need::Build, "headers for the same"),
+    ("pkg-config", Need::Build, "finds the TPM stack"),
+    (
+        "libtss2-dev",
+        Need::Build,
+        "TPM2 software stack (ESYS, TCTI device and swtpm)",
+    ),
+    (
+        "swtpm",
+        Need::Lab,
+        "a real TPM 2.0 in software, for the appliance and for each node",
+    ),
+    (
+        "swtpm-tools",
+        Need::Lab,
+        "manufactures it with an EK certificate",
+    ),
+    (
+        "tpm2-tools",
+        Need::Lab,
+        "loads an LDevID with somebody else's code; extends a PCR",
+    ),
+    ("qemu-system-x86", Need::Lab, "the machine that is booted"),
+    (
+        "sbsigntool",
+        Need::Lab,
+        "signs iPXE and the UKI for Secure Boot",
+    ),
+    ("binutils", Need::Lab, "section tables of PE images"),
+    ("kmod", Need::Lab, "module dependencies for the initramfs"),
+    ("zstd", Need::Lab, "compressed kernel modules and initramfs"),
+    ("xz-utils", Need::Lab, "compressed kernel modules"),
+    (
+        "python3-venv",
+        Need::Lab,
+        "a private place for virt-firmware, which enrols the Secure Boot keys",
+    ),
+    ("iproute2", Need::Lab, "network namespaces, bridges, taps"),
+    (
+        "openssl",
+        Need::Lab,
+        "verifies the LDevID chain with somebody else's code",
+    ),
+    (
+        "ca-certificates",
+        Need::Lab,
+        "trust for the package mirrors when they are HTTPS",
+    ),
+    ("procps", Need::Test, "kill, ps in the checks"),
+    ("curl", Need::Test, "peer for the HTTPS and TFTP responders"),
+    ("gnutls-bin", Need::Test, "a second TLS stack as peer"),
+    ("tftp-hpa", Need::Test, "peer for the TFTP server"),
+    ("udhcpc", Need::Test, "peer for the DHCP server"),
+    ("busybox-static", Need::Test, "a third TFTP client"),
+    ("dnsmasq-base", Need::Test, "a DHCP server to compare with"),
+    ("lldpd", Need::Test, "an LLDP speaker to compare with"),
+    ("git", Need::Test, "the tests read what is committed"),
+];
+
+/// Installs what is missing for `need` and everything below it. Says what it does.
+pub fn install(need: Need) -> Result<()> {
+    if std::env::var_os("VESTIBULE_NO_INSTALL").is_some() {
+        return Ok(());
+    }
+    let missing: Vec<_> = PACKAGES
+        .iter()
+        .filter(|(name, n, _)| *n <= need && !installed(name))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    check_distribution()?;
+    println!("xtask: installing {} Debian package(s):", missing.len());
+    for (name, _, why) in &missing {
+        println!("  {name:18} {why}");
+    }
+    let env = "DEBIAN_FRONTEND=noninteractive";
+    let update = exec::as_root(&["env", env, "apt-get", "update", "-q"]);
+    let outcome = exec::Run::new(&update[0], &update[1..])
+        .limit_secs(600)
+        .collect()?;
+    if !outcome.ok() {
+        print_tail(&outcome.lines);
+        bail!("apt-get update: {}", outcome.describe());
+    }
+    let mut words = vec![
+        "env",
+        env,
+        "apt-get",
+        "install",
+        "-y",
+        "-q",
+        "--no-install-recommends",
+    ];
+    words.extend(missing.iter().map(|(name, _, _)| *name));
+    let install = exec::as_root(&words);
+    let outcome = exec::Run::new(&install[0], &install[1..])
+        .limit_secs(1800)
+        .collect()?;
+    if !outcome.ok() {
+        print_tail(&outcome.lines);
+        bail!("apt-get install: {}", outcome.describe());
+    }
+    println!("xtask: installed in {:.0} s", outcome.secs);
+    Ok(())
+}
+
+/// Prints the list.
+pub fn print() {
+    for (name, need, why) in PACKAGES {
+        let need = match need {
+            Need::Build => "build",
+            Need::Lab => "lab",
+            Need::Test => "test",
+        };
+        let state = if installed(name) {
+            "present"
+        } else {
+            "missing"
+        };
+        println!("{name:18} {need:6} {state:8} {why}");
+    }
+}
+
+fn print_tail(lines: &[String]) {
+    for line in lines.iter().rev().take(15).rev() {
+        eprintln!("  {line}");
+    }
+}
+
+fn installed(package: &str) -> bool {
+    Command::new("dpkg-query")
+        .args(["-W", "-f=${db:Status-Status}", package])
+        .stderr(Stdio::null())
+        .output()
+        .is_ok_and(|out| out.stdout == b"installed")
+}
+
+fn check_distribution() -> Result<()> {
+    let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let field = |key: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(key))
+            .map(|value| value.trim_matches('"').to_owned())
+            .unwrap_or_default()
+    };
+    match (field("ID=").as_str(), field("VERSION_ID=").as_str()) {
+        ("debian", "12" | "13") => Ok(()),
+        ("debian" | "ubuntu", version) => {
+            println!(
+                "xtask: {} {version} is untested; Debian 12 and 13 are tested",
+                field("ID=")
+            );
+            Ok(())
+        }
+        (other, _) => bail!(
+            "packages are missing and this is {other:?}, not Debian: install what `cargo xtask packages` lists, then set VESTIBULE_NO_INSTALL=1"
+        ),
+    }
+}
