@@ -1,1 +1,5 @@
-//! placeholder
+//! The Vestibule daemon: sockets, files and devices around `gateway-core`.
+
+#![forbid(unsafe_code)]
+
+pub mod handle;

@@ -6,4 +6,5 @@
 pub mod identity;
 pub mod reason;
 pub mod record;
+pub mod view;
 pub mod walk;
