@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 pub mod identity;
+pub mod inventory;
 pub mod reason;
 pub mod record;
+pub mod strict_toml;
 pub mod view;
 pub mod walk;
