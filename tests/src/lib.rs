@@ -1,1 +1,17 @@
-//! placeholder
+//! The lab: a virtual provisioning segment, real TPMs in software, machines that are simulated or
+//! booted from real firmware, and the scenarios that prove the walk.
+//!
+//! Nothing here decides anything of the product. The lab starts the real daemon as its own
+//! process, speaks to it over real sockets in namespaces, and reads what happened from the
+//! daemon's ledger, its log and the machine's serial console.
+
+#![forbid(unsafe_code)]
+
+pub mod event_log;
+pub mod http;
+pub mod netns;
+pub mod pxe;
+pub mod run;
+pub mod switch;
+pub mod swtpm;
+pub mod vm;
