@@ -1,5 +1,7 @@
 //! The lab's own ground: namespaces, cables, TPMs, and that nothing of them stays.
 
+#![allow(clippy::unwrap_used, reason = "a test: a failed step ends it")]
+
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
