@@ -279,7 +279,7 @@ mod tests {
         );
         let all = list.join("\n");
         for part in [
-            "version: expected 1 to 1",
+            "version: expected 1 (the",
             "machine[0].serial: expected the SMBIOS",
             "did you mean \"serial\"?",
             "machine[0].name: expected 1 to 63",

@@ -303,7 +303,11 @@ impl<'d, 'i> Section<'d, 'i> {
         });
         let fits = number.filter(|number| range.contains(number));
         if fits.is_none() {
-            let expected = format!("{} to {} {unit}", range.start(), range.end());
+            let expected = if range.start() == range.end() {
+                format!("{} {unit}", range.start())
+            } else {
+                format!("{} to {} {unit}", range.start(), range.end())
+            };
             self.wrong_type(key, expected.trim_end(), value);
         }
         fits
@@ -346,7 +350,7 @@ impl<'d, 'i> Section<'d, 'i> {
     }
 
     /// Ends the table: every key that nobody asked for is a mistake.
-    pub fn close(self) {
+    pub fn close(&self) {
         let Some(table) = self.table else { return };
         let asked = self.asked.borrow();
         for key in table.keys() {

@@ -1,0 +1,751 @@
+//! `vestibule.toml`: what the operator decides before the daemon starts.
+//!
+//! Decides whether the file as a whole makes sense; every mistake is reported at once with line and
+//! key path (exit code 2). It deliberately does not know whether ports, devices or files can be
+//! used: that is found out by whoever opens them. There is no global config; each part of the
+//! daemon receives its own section. Relative paths are resolved against the file's folder.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use gateway_core::identity::MacAddr;
+use gateway_core::inventory::is_machine_name;
+use gateway_core::strict_toml::{Document, Mistake, Section};
+
+/// Where the daemon looks when no `--config` is given.
+pub const DEFAULT_PATH: &str = "/etc/vestibule/vestibule.toml";
+/// Most fixed addresses: as many as an inventory of one segment may have machines.
+const RESERVATIONS_MAX: usize = 16_384;
+/// Most DNS servers handed out: more do not fit beside the boot options in 312 bytes of options.
+const DNS_MAX: usize = 4;
+/// Most extra names of the admin endpoint.
+const NAMES_MAX: usize = 16;
+
+/// The whole configuration, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The appliance itself.
+    pub appliance: Appliance,
+    /// The segment whose machines are held at the door.
+    pub provisioning: Provisioning,
+    /// Where administrators come in.
+    pub management: Management,
+    /// The appliance's own TPM.
+    pub tpm: TpmAccess,
+    /// Boot artefacts.
+    pub boot: BootFiles,
+    /// What is declared about machines.
+    pub inventory: InventoryFiles,
+    /// Appraisal policy.
+    pub policy: PolicySource,
+    /// The signed ledger.
+    pub ledger: LedgerLimits,
+    /// DevID keys of the nodes.
+    pub devid: DevId,
+    /// The daemon's own log.
+    pub log: Log,
+}
+
+/// `[appliance]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Appliance {
+    /// Name in certificates and ledger.
+    pub name: String,
+    /// The one folder the daemon writes.
+    pub state_dir: PathBuf,
+}
+
+/// `[provisioning]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provisioning {
+    /// Kernel name of the interface that faces the machines.
+    pub interface: String,
+    /// Our address and the segment's prefix.
+    pub address: Ipv4Cidr,
+    /// First and last address handed out; none when only reservations are served.
+    pub pool: Option<(Ipv4Addr, Ipv4Addr)>,
+    /// Lease time in seconds.
+    pub lease_secs: u32,
+    /// Option 3.
+    pub router: Option<Ipv4Addr>,
+    /// Option 6.
+    pub dns: Vec<Ipv4Addr>,
+    /// Option 15.
+    pub domain: Option<String>,
+    /// Fixed addresses.
+    pub reservations: Vec<Reservation>,
+    /// Ports on this interface.
+    pub ports: ProvisioningPorts,
+}
+
+/// Ports of the provisioning side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProvisioningPorts {
+    /// DHCP server, UDP.
+    pub dhcp: u16,
+    /// TFTP server, UDP.
+    pub tftp: u16,
+    /// Plain HTTP, signed payloads only.
+    pub http: u16,
+    /// HTTPS for firmware and iPXE, TLS 1.2 and 1.3.
+    pub boot_https: u16,
+    /// HTTPS for attesters, TLS 1.3 only.
+    pub attest: u16,
+}
+
+/// One fixed address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reservation {
+    /// Hardware address of the client.
+    pub mac: MacAddr,
+    /// The address it always gets.
+    pub address: Ipv4Addr,
+}
+
+/// `[management]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Management {
+    /// Our address on the uplink.
+    pub address: IpAddr,
+    /// Admin HTTPS, mTLS.
+    pub admin_port: u16,
+    /// Health and metrics, plain HTTP, no secrets.
+    pub health_port: u16,
+    /// Further DNS names in the admin certificate, accepted in the `Host` header.
+    pub names: Vec<String>,
+}
+
+/// `[tpm]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TpmAccess {
+    /// TCTI name and configuration as the TSS writes it, for example `device:/dev/tpmrm0`.
+    pub tcti: String,
+}
+
+/// `[boot]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootFiles {
+    /// Folder with `catalog.json`, `catalog.sig` and the artefacts.
+    pub image_dir: PathBuf,
+    /// Public key (PEM) that signs the catalogue.
+    pub image_key: PathBuf,
+}
+
+/// `[inventory]`
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct InventoryFiles {
+    /// `inventory.toml`, if machines are declared in a file.
+    pub file: Option<PathBuf>,
+    /// Folder of PEM files with the TPM vendors' roots and intermediates.
+    pub ek_roots_dir: Option<PathBuf>,
+}
+
+/// `[policy]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PolicySource {
+    /// A preset that ships with the daemon.
+    Preset(Preset),
+    /// The owner's own policy file.
+    File(PathBuf),
+}
+
+/// Shipped policies (docs/PROTOCOL.md section 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preset {
+    /// Every check enforced, EK certificate required.
+    Strict,
+    /// Switch port and freshness only reported.
+    Standard,
+    /// Gates nothing and reports what would refuse.
+    Observe,
+}
+
+impl Preset {
+    /// Name in the config file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Preset::Strict => "strict",
+            Preset::Standard => "standard",
+            Preset::Observe => "observe",
+        }
+    }
+}
+
+/// `[ledger]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LedgerLimits {
+    /// A segment is closed with a checkpoint when it reaches this size.
+    pub segment_max_bytes: u64,
+}
+
+/// `[devid]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DevId {
+    /// Which DevID keys are accepted.
+    pub kind: DevIdKind,
+    /// How the DevID's authValue is kept (docs/PROTOCOL.md section 6).
+    pub auth: DevIdAuth,
+}
+
+/// Kinds of DevID key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DevIdKind {
+    /// RSA-2048 or P-256, the node chooses.
+    Any,
+    /// P-256 only.
+    EccP256,
+    /// RSA-2048 only.
+    Rsa2048,
+}
+
+/// How the DevID's authValue is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DevIdAuth {
+    /// Empty authValue: whoever can talk to the TPM can sign. Labelled in receipts.
+    None,
+    /// Random authValue, handed out only to an attested runtime.
+    Pcr,
+}
+
+/// `[log]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// Shape of a line.
+    pub format: LogFormat,
+    /// `tracing` filter directives, for example `info,gateway=debug`.
+    pub filter: String,
+}
+
+/// Shape of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people and the journal.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// An IPv4 address with the prefix length of its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipv4Cidr {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// Prefix length, 8 to 30.
+    pub prefix: u8,
+}
+
+impl Ipv4Cidr {
+    /// Option 1.
+    pub fn netmask(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(u32::MAX << (32 - u32::from(self.prefix)))
+    }
+
+    /// Network address.
+    pub fn network(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.address.to_bits() & self.netmask().to_bits())
+    }
+
+    /// Option 28.
+    pub fn broadcast(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.network().to_bits() | !self.netmask().to_bits())
+    }
+
+    /// Whether `other` is a usable host address of the segment.
+    pub fn has_host(self, other: Ipv4Addr) -> bool {
+        other > self.network() && other < self.broadcast()
+    }
+}
+
+impl FromStr for Ipv4Cidr {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (address, prefix) = text.split_once('/').ok_or(())?;
+        let cidr = Self {
+            address: address.parse().map_err(|_| ())?,
+            prefix: prefix.parse().map_err(|_| ())?,
+        };
+        ((8..=30).contains(&cidr.prefix) && cidr.has_host(cidr.address))
+            .then_some(cidr)
+            .ok_or(())
+    }
+}
+
+impl std::fmt::Display for Ipv4Cidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// Why the configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file has mistakes.
+    #[error("{} mistake(s) in {path}{}", mistakes.len(), listed(mistakes))]
+    Mistakes {
+        /// Which file.
+        path: PathBuf,
+        /// All of them, in line order.
+        mistakes: Vec<Mistake>,
+    },
+}
+
+fn listed(mistakes: &[Mistake]) -> String {
+    mistakes.iter().map(|m| format!("\n  {m}")).collect()
+}
+
+impl Config {
+    /// Reads and checks the file.
+    ///
+    /// # Errors
+    /// [`LoadError`], with every mistake.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let base = path.parent().unwrap_or(Path::new("."));
+        Self::parse(&text, base).map_err(|mistakes| LoadError::Mistakes {
+            path: path.to_owned(),
+            mistakes,
+        })
+    }
+
+    /// Checks the text; relative paths are resolved against `base`.
+    ///
+    /// # Errors
+    /// Every mistake, in line order.
+    pub fn parse(text: &str, base: &Path) -> Result<Self, Vec<Mistake>> {
+        let document = Document::parse(text)?;
+        let config = read_root(&document.root(), base);
+        document.finish(config)
+    }
+}
+
+/// Reads every section before any `?`, so that one bad section does not hide the next.
+fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
+    let version = root.integer("version", 1..=1, "(the version of this file)");
+    root.required("version", "1", version);
+    let appliance = in_section(root, "appliance", |s| read_appliance(s, base));
+    let provisioning = in_section(root, "provisioning", read_provisioning);
+    let management = in_section(root, "management", read_management);
+    let tpm = in_section(root, "tpm", read_tpm);
+    let boot = in_section(root, "boot", |s| read_boot(s, base));
+    let inventory = in_section(root, "inventory", |s| {
+        Some(InventoryFiles {
+            file: path(s, "file", base),
+            ek_roots_dir: path(s, "ek_roots_dir", base),
+        })
+    });
+    let policy = in_section(root, "policy", |s| read_policy(s, base));
+    let ledger = in_section(root, "ledger", |s| {
+        let bytes = s.integer("segment_max_bytes", 65_536..=1 << 32, "bytes");
+        Some(LedgerLimits {
+            segment_max_bytes: bytes.unwrap_or(64 << 20),
+        })
+    });
+    let devid = in_section(root, "devid", read_devid);
+    let log = in_section(root, "log", read_log);
+    root.close();
+    let config = Config {
+        appliance: appliance?,
+        provisioning: provisioning?,
+        management: management?,
+        tpm: tpm?,
+        boot: boot?,
+        inventory: inventory?,
+        policy: policy?,
+        ledger: ledger?,
+        devid: devid?,
+        log: log?,
+    };
+    check_sides(&root.section("management"), &config);
+    Some(config)
+}
+
+fn in_section<T>(
+    root: &Section<'_, '_>,
+    key: &'static str,
+    read: impl FnOnce(&Section<'_, '_>) -> Option<T>,
+) -> Option<T> {
+    let section = root.section(key);
+    let value = read(&section);
+    section.close();
+    value
+}
+
+fn path(section: &Section<'_, '_>, key: &'static str, base: &Path) -> Option<PathBuf> {
+    let text = section.string(key)?;
+    if text.is_empty() || text.contains('\0') {
+        section.mistake(key, "a path", format!("{text:?}"));
+        return None;
+    }
+    Some(base.join(text))
+}
+
+fn required_path(
+    section: &Section<'_, '_>,
+    key: &'static str,
+    what: &str,
+    base: &Path,
+) -> Option<PathBuf> {
+    let value = path(section, key, base);
+    section.required(key, what, value)
+}
+
+fn read_appliance(section: &Section<'_, '_>, base: &Path) -> Option<Appliance> {
+    let name = section.string("name");
+    let name = section.required("name", "the appliance's name", name);
+    let name = name.filter(|name| {
+        let usable = is_machine_name(name);
+        if !usable {
+            section.mistake(
+                "name",
+                "1 to 63 of a-z 0-9 . _ -, starting with a letter or digit",
+                format!("{name:?}"),
+            );
+        }
+        usable
+    });
+    let state_dir = path(section, "state_dir", base);
+    Some(Appliance {
+        name: name?,
+        state_dir: state_dir.unwrap_or_else(|| PathBuf::from("/var/lib/vestibule")),
+    })
+}
+
+fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
+    let interface = section.string("interface");
+    let interface = section.required("interface", "an interface name", interface);
+    let interface = interface.filter(|name| {
+        let usable = is_interface_name(name);
+        if !usable {
+            section.mistake(
+                "interface",
+                "an interface name of 1 to 15 bytes without / or spaces",
+                format!("{name:?}"),
+            );
+        }
+        usable
+    });
+    let cidr_form = "our address and prefix, for example 10.20.0.1/24 (prefix 8 to 30)";
+    let address = section.parsed::<Ipv4Cidr>("address", cidr_form);
+    let address = section.required("address", cidr_form, address);
+    let lease = section.integer("lease_secs", 120..=604_800, "seconds");
+    let router = section.parsed::<Ipv4Addr>("router", "an IPv4 address");
+    let dns = section.list::<Ipv4Addr>("dns", "an IPv4 address", DNS_MAX);
+    let domain = section.string("domain").filter(|name| {
+        let usable = is_dns_name(name);
+        if !usable {
+            section.mistake("domain", "a DNS name", format!("{name:?}"));
+        }
+        usable
+    });
+    let ports = read_ports(section);
+    let pool = read_pool(&section.section("pool"), address);
+    let reservations = read_reservations(section, address);
+    let address = address?;
+    if let Some(router) = router.filter(|router| !address.has_host(*router)) {
+        section.mistake(
+            "router",
+            format!("a host address of {}/{}", address.network(), address.prefix),
+            router.to_string(),
+        );
+    }
+    if pool.is_none() && !section.section("pool").present() && reservations.is_empty() {
+        section.mistake("pool", "a pool, or at least one reservation", "neither");
+    }
+    Some(Provisioning {
+        interface: interface?,
+        address,
+        pool,
+        lease_secs: u32::try_from(lease.unwrap_or(3600)).ok()?,
+        router,
+        dns,
+        domain,
+        reservations,
+        ports: ports?,
+    })
+}
+
+fn read_ports(section: &Section<'_, '_>) -> Option<ProvisioningPorts> {
+    let ports = ProvisioningPorts {
+        dhcp: port(section, "dhcp_port", 67)?,
+        tftp: port(section, "tftp_port", 69)?,
+        http: port(section, "http_port", 80)?,
+        boot_https: port(section, "boot_https_port", 443)?,
+        attest: port(section, "attest_port", 8443)?,
+    };
+    let pairs = [
+        ("tftp_port", ports.tftp, "dhcp_port", ports.dhcp, "UDP"),
+        (
+            "boot_https_port",
+            ports.boot_https,
+            "http_port",
+            ports.http,
+            "TCP",
+        ),
+        ("attest_port", ports.attest, "http_port", ports.http, "TCP"),
+        (
+            "attest_port",
+            ports.attest,
+            "boot_https_port",
+            ports.boot_https,
+            "TCP",
+        ),
+    ];
+    for (key, number, other, taken, transport) in pairs {
+        if number == taken {
+            section.mistake(
+                key,
+                format!("a {transport} port of its own"),
+                format!("{number}, which {other} has already"),
+            );
+        }
+    }
+    Some(ports)
+}
+
+/// A port, or its default; none when the key is wrong.
+fn port(section: &Section<'_, '_>, key: &'static str, default: u16) -> Option<u16> {
+    match section.integer(key, 1..=65_535, "(a port)") {
+        Some(number) => u16::try_from(number).ok(),
+        None => Some(default),
+    }
+}
+
+fn read_pool(section: &Section<'_, '_>, segment: Option<Ipv4Cidr>) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    if !section.present() {
+        return None;
+    }
+    let start = section.parsed::<Ipv4Addr>("start", "an IPv4 address");
+    let start = section.required("start", "the first address", start);
+    let end = section.parsed::<Ipv4Addr>("end", "an IPv4 address");
+    let end = section.required("end", "the last address", end);
+    section.close();
+    let (segment, start, end) = (segment?, start?, end?);
+    let mut usable = true;
+    for (key, address) in [("start", start), ("end", end)] {
+        if !segment.has_host(address) {
+            usable = false;
+            section.mistake(
+                key,
+                format!("a host address of {}/{}", segment.network(), segment.prefix),
+                address.to_string(),
+            );
+        }
+    }
+    if usable && start > end {
+        usable = false;
+        section.mistake("end", format!("{start} or above"), end.to_string());
+    }
+    if usable && (start..=end).contains(&segment.address) {
+        usable = false;
+        section.mistake(
+            "start",
+            "a pool without our own address",
+            format!("{start} to {end}, which holds {}", segment.address),
+        );
+    }
+    usable.then_some((start, end))
+}
+
+fn read_reservations(section: &Section<'_, '_>, segment: Option<Ipv4Cidr>) -> Vec<Reservation> {
+    let mut reservations: Vec<Reservation> = Vec::new();
+    for entry in section.sections("reservation", RESERVATIONS_MAX) {
+        let mac = entry.parsed::<MacAddr>("mac", "a MAC address, aa:bb:cc:dd:ee:ff");
+        let mac = entry.required("mac", "a MAC address, aa:bb:cc:dd:ee:ff", mac);
+        let address = entry.parsed::<Ipv4Addr>("address", "an IPv4 address");
+        let address = entry.required("address", "an IPv4 address", address);
+        entry.close();
+        let (Some(mac), Some(address), Some(segment)) = (mac, address, segment) else {
+            continue;
+        };
+        if !segment.has_host(address) || address == segment.address {
+            entry.mistake(
+                "address",
+                format!(
+                    "a host address of {}/{} other than our own",
+                    segment.network(),
+                    segment.prefix
+                ),
+                address.to_string(),
+            );
+        }
+        if reservations.iter().any(|other| other.mac == mac) {
+            entry.mistake("mac", "a MAC address reserved once", mac.to_string());
+        }
+        if reservations.iter().any(|other| other.address == address) {
+            entry.mistake("address", "an address reserved once", address.to_string());
+        }
+        reservations.push(Reservation { mac, address });
+    }
+    reservations
+}
+
+fn read_management(section: &Section<'_, '_>) -> Option<Management> {
+    let address = section.parsed::<IpAddr>("address", "an IP address");
+    let address = section.required("address", "our address on the uplink", address);
+    let admin_port = port(section, "admin_port", 9443);
+    let health_port = port(section, "health_port", 9100);
+    let names = section.list::<String>("names", "a DNS name", NAMES_MAX);
+    for name in names.iter().filter(|name| !is_dns_name(name)) {
+        section.mistake("names", "DNS names", format!("{name:?}"));
+    }
+    if admin_port.is_some() && admin_port == health_port {
+        section.mistake(
+            "health_port",
+            "a TCP port of its own",
+            "the same as admin_port",
+        );
+    }
+    Some(Management {
+        address: address?,
+        admin_port: admin_port?,
+        health_port: health_port?,
+        names,
+    })
+}
+
+/// The admin endpoint must not be reachable from the machines that are held at the door.
+fn check_sides(section: &Section<'_, '_>, config: &Config) {
+    let management = config.management.address;
+    if management.is_unspecified() {
+        section.mistake(
+            "address",
+            "one address of the uplink, so that machines at the door cannot reach it",
+            management.to_string(),
+        );
+    } else if management == IpAddr::V4(config.provisioning.address.address) {
+        section.mistake(
+            "address",
+            "an address other than the provisioning side's",
+            management.to_string(),
+        );
+    }
+}
+
+fn read_tpm(section: &Section<'_, '_>) -> Option<TpmAccess> {
+    let form = "a TCTI, for example \"device:/dev/tpmrm0\" or \"swtpm:host=127.0.0.1,port=2321\"";
+    let tcti = section.string("tcti");
+    let tcti = section.required("tcti", form, tcti)?;
+    let known = ["device", "swtpm", "mssim", "tabrmd"];
+    let name = tcti.split(':').next().unwrap_or_default();
+    if !known.contains(&name) {
+        section.mistake("tcti", form, format!("{tcti:?}"));
+        return None;
+    }
+    Some(TpmAccess { tcti })
+}
+
+fn read_boot(section: &Section<'_, '_>, base: &Path) -> Option<BootFiles> {
+    let image_dir = required_path(section, "image_dir", "the folder with catalog.json", base);
+    let image_key = required_path(
+        section,
+        "image_key",
+        "the public key (PEM) that signs the catalogue",
+        base,
+    );
+    Some(BootFiles {
+        image_dir: image_dir?,
+        image_key: image_key?,
+    })
+}
+
+fn read_policy(section: &Section<'_, '_>, base: &Path) -> Option<PolicySource> {
+    let preset = section.choice(
+        "preset",
+        &[
+            ("strict", Preset::Strict),
+            ("standard", Preset::Standard),
+            ("observe", Preset::Observe),
+        ],
+    );
+    let file = path(section, "file", base);
+    match (preset, file) {
+        (Some(preset), None) => Some(PolicySource::Preset(preset)),
+        (None, Some(file)) => Some(PolicySource::File(file)),
+        (Some(_), Some(_)) => {
+            section.mistake("file", "either preset or file", "both");
+            None
+        }
+        (None, None) => {
+            // An absent policy refuses: nobody may fall back to a weaker one by a typo.
+            section.required::<()>("preset", "a preset (or policy.file)", None);
+            None
+        }
+    }
+}
+
+fn read_devid(section: &Section<'_, '_>) -> Option<DevId> {
+    let kind = section.choice(
+        "kind",
+        &[
+            ("any", DevIdKind::Any),
+            ("ecc-p256", DevIdKind::EccP256),
+            ("rsa-2048", DevIdKind::Rsa2048),
+        ],
+    );
+    let auth = section.choice(
+        "auth",
+        &[("none", DevIdAuth::None), ("pcr", DevIdAuth::Pcr)],
+    );
+    Some(DevId {
+        kind: kind.unwrap_or(DevIdKind::Any),
+        auth: auth.unwrap_or(DevIdAuth::None),
+    })
+}
+
+fn read_log(section: &Section<'_, '_>) -> Option<Log> {
+    let format = section.choice(
+        "format",
+        &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+    );
+    let filter = section.string("filter").filter(|filter| {
+        let parsed = tracing_subscriber::EnvFilter::try_new(filter);
+        if parsed.is_err() {
+            section.mistake(
+                "filter",
+                "filter directives, for example \"info,gateway=debug\"",
+                format!("{filter:?}"),
+            );
+        }
+        parsed.is_ok()
+    });
+    Some(Log {
+        format: format.unwrap_or(LogFormat::Text),
+        filter: filter.unwrap_or_else(|| "info".to_owned()),
+    })
+}
+
+/// `IFNAMSIZ` is 16 with its NUL; the kernel refuses `/`, `:` and white space.
+fn is_interface_name(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':')
+}
+
+/// A host name of RFC 1123 section 2.1, at most 253 bytes.
+fn is_dns_name(name: &str) -> bool {
+    (1..=253).contains(&name.len())
+        && name.split('.').all(|label| {
+            (1..=63).contains(&label.len())
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+                && label
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        })
+}
