@@ -1,6 +1,16 @@
 //! TPM 2.0 behind two traits: what a node does with its TPM, and what the appliance does with its
 //! own. tss-esapi stays inside this folder.
 
+mod device;
+mod node;
+mod policy;
+mod seal;
+mod template;
+
+pub use device::silence_tss_log;
+pub use node::NodeDevice;
+pub use seal::{ApplianceDevice, SealBlob, SealMode, SealTpm, SealedPcr, UpdateKey};
+
 use zeroize::Zeroizing;
 
 /// What went wrong with the TPM.
@@ -75,7 +85,9 @@ pub enum DevIdKind {
     EccP256,
 }
 
-/// A DevID key and what is needed to load it again (CONTRACTS 1.1: no TPM2B size prefix).
+/// A DevID key and what is needed to load it again: the blobs as SPIRE's agent wants them, without
+/// the TPM2B size prefix.
+#[derive(Clone)]
 pub struct DevId {
     /// `TPMT_PUBLIC` of the SRK it was made under.
     pub srk_public: Vec<u8>,
