@@ -6,5 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+mod codec;
+pub mod credential;
 pub mod oid;
+pub mod templates;
+pub mod tpm;
 pub mod v1;

@@ -8,6 +8,15 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
+mod limits;
+
+pub use limits::{
+    ATTEST_MAX_BYTES, CERT_MAX_BYTES, DEVICES_MAX, EK_CHAIN_MAX, EKS_MAX, EVENT_LOG_MAX_BYTES,
+    LLDP_FRAME_MAX_BYTES, LLDP_MAX, Malformed, PCR15_EXTENDS_MAX, PUBLIC_MAX_BYTES,
+    REPLY_MAX_BYTES, TEXT_MAX_BYTES, decode_challenge, decode_evidence, decode_hello,
+    decode_result,
+};
+
 /// Largest hello body the gateway reads, in bytes: six EKs with certificates and a chain.
 pub const HELLO_MAX_BYTES: usize = 64 * 1024;
 /// Largest evidence body the gateway reads, in bytes: a 256 KiB event log in base64 and the rest.
