@@ -1,1 +1,16 @@
-//! placeholder
+//! Protocol cores of the provisioning segment: the DHCPv4 server.
+//!
+//! Bytes and the time come in as arguments; bytes to send, state changes and typed refusals come
+//! out as values. No socket, clock, thread, random source or file: the same inputs always give the
+//! same outputs, so a recorded night can be replayed. What a machine may boot or become is not
+//! known here; the DHCP core asks through [`dhcp::BootAnswer`].
+
+#![forbid(unsafe_code)]
+
+pub mod dhcp;
+
+mod explain;
+mod mac;
+
+pub use explain::Explanation;
+pub use mac::{MacAddr, MacAddrError};

@@ -1,0 +1,567 @@
+//! The server: one datagram in, lease changes and a reply out.
+//!
+//! One `handle` call is one mutation; the caller makes `changes` durable and then sends `reply`.
+//! The state depends on configuration and inputs only. A reply that was lost is simply asked for
+//! again; handling the same request twice gives the same address.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use super::client::{self, ClientInfo, MessageType, Request};
+use super::config::{Config, Limits};
+use super::lease::{Lease, LeaseState, Table, Who};
+use super::reply::{self, Answer};
+use super::{BootAnswer, Cause, Event, Ingress, LeaseChange, Outcome, Refused, Reply};
+
+/// What the server counted since it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Datagrams handed in.
+    pub received: u64,
+    /// DHCPOFFERs made.
+    pub offered: u64,
+    /// DHCPACKs to DHCPREQUEST.
+    pub acked: u64,
+    /// DHCPNAKs.
+    pub naked: u64,
+    /// DHCPACKs to DHCPINFORM.
+    pub informed: u64,
+    /// DHCPRELEASEs taken.
+    pub released: u64,
+    /// DHCPDECLINEs taken.
+    pub declined: u64,
+    /// Requests that had an option left out because it could not be read.
+    pub with_notes: u64,
+    /// Refusals by code.
+    pub refused: BTreeMap<&'static str, u64>,
+}
+
+/// A DHCPv4 server.
+///
+/// Call [`handle`](Self::handle) for each datagram and [`handle_timeout`](Self::handle_timeout)
+/// when [`poll_timeout`](Self::poll_timeout) is due; nothing breaks when a timeout is late.
+#[derive(Debug)]
+pub struct Server {
+    tables: Vec<Table>,
+    relays: Vec<Ipv4Addr>,
+    authoritative: bool,
+    limits: Limits,
+    counters: Counters,
+    last_ms: u64,
+}
+
+/// What a message led to when it was not refused outright.
+#[derive(Default)]
+struct Step {
+    changes: Vec<LeaseChange>,
+    reply: Option<Reply>,
+    event: Option<Event>,
+    refused: Option<Refused>,
+}
+
+/// One request on its way through the server.
+struct Call<'a> {
+    now_ms: u64,
+    request: &'a Request,
+    ingress: &'a Ingress,
+    boot: &'a dyn BootAnswer,
+    who: Who,
+}
+
+impl Call<'_> {
+    fn client(&self) -> &ClientInfo {
+        &self.request.client
+    }
+}
+
+impl Server {
+    /// A server without leases. `config` should have passed [`Config::check`]; one that has not
+    /// leases less than meant and never panics.
+    pub fn new(config: Config) -> Self {
+        Self {
+            tables: config.scopes.into_iter().map(Table::new).collect(),
+            relays: config.relays,
+            authoritative: config.authoritative,
+            limits: config.limits,
+            counters: Counters::default(),
+            last_ms: u64::MAX,
+        }
+    }
+
+    /// Takes over leases from the journal, oldest first. Offers and addresses outside every scope
+    /// are left out. Call before the first `handle`.
+    pub fn restore(&mut self, leases: impl IntoIterator<Item = Lease>) {
+        for lease in leases {
+            if lease.state == LeaseState::Offered {
+                continue;
+            }
+            if let Some(table) = self
+                .tables
+                .iter_mut()
+                .find(|t| t.scope.subnet.is_host(lease.addr))
+            {
+                table.put(lease);
+            }
+        }
+    }
+
+    /// All leases: taken and remembered, offers included (see [`LeaseState`]).
+    pub fn leases(&self) -> impl Iterator<Item = &Lease> {
+        self.tables.iter().flat_map(Table::leases)
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// When the next lease, offer or quarantine ends, on the caller's clock.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.tables.iter().filter_map(Table::next_end).min()
+    }
+
+    /// Frees what ended. Ends are not written down: they follow from time.
+    pub fn handle_timeout(&mut self, now_ms: u64) {
+        // A clock that was wrong (a dead RTC before its first sync) must not keep addresses taken
+        // for years. `last_ms` starts at the far end, so restored leases are looked at once.
+        if now_ms < self.last_ms {
+            for table in &mut self.tables {
+                let lease_ms = u64::from(table.scope.lease_secs) * 1000;
+                let longest = lease_ms
+                    .max(self.limits.quarantine_ms)
+                    .max(self.limits.offer_ms);
+                table.clamp(now_ms.saturating_add(longest));
+            }
+        }
+        self.last_ms = now_ms;
+        for table in &mut self.tables {
+            table.expire(now_ms);
+        }
+    }
+
+    /// Takes one datagram. `now_ms` is milliseconds on any one clock (the daemon: Unix time).
+    pub fn handle(
+        &mut self,
+        now_ms: u64,
+        datagram: &[u8],
+        ingress: &Ingress,
+        boot: &dyn BootAnswer,
+    ) -> Outcome {
+        self.handle_timeout(now_ms);
+        self.counters.received += 1;
+        let request = match client::parse(datagram) {
+            Ok(request) => request,
+            Err(refused) => {
+                self.count_refused(&refused);
+                return Outcome {
+                    refused: Some(refused),
+                    ..Outcome::default()
+                };
+            }
+        };
+        if !request.client.notes.is_empty() {
+            self.counters.with_notes += 1;
+        }
+        let who = Who::of(&request.client);
+        let call = Call {
+            now_ms,
+            request: &request,
+            ingress,
+            boot,
+            who,
+        };
+        let step = match request.client.message_type {
+            MessageType::Discover => self.discover(&call),
+            MessageType::Request => self.request(&call),
+            MessageType::Decline => self.decline(&call),
+            MessageType::Release => self.release(&call),
+            MessageType::Inform => self.inform(&call),
+        };
+        let step = step.unwrap_or_else(|refused| Step {
+            refused: Some(refused),
+            ..Step::default()
+        });
+        if let Some(refused) = &step.refused {
+            self.count_refused(refused);
+        }
+        let Step {
+            changes,
+            reply,
+            event,
+            refused,
+        } = step;
+        Outcome {
+            client: Some(request.client),
+            changes,
+            reply,
+            event,
+            refused,
+        }
+    }
+
+    fn count_refused(&mut self, refused: &Refused) {
+        *self.counters.refused.entry(refused.code()).or_default() += 1;
+    }
+
+    /// The scope of the link the client is on.
+    fn locate(&self, client: &ClientInfo, ingress: &Ingress) -> Result<usize, Refused> {
+        let covers = |link: Ipv4Addr| {
+            self.tables
+                .iter()
+                .position(|t| t.scope.subnet.contains(link))
+        };
+        let giaddr = client.giaddr();
+        let link = if giaddr.is_unspecified() {
+            ingress.server_addr
+        } else {
+            // Replies go where giaddr says, so it is not taken from just anybody.
+            if !self.relays.contains(&giaddr) && covers(giaddr).is_none() {
+                return Err(Refused::RelayUnknown { giaddr });
+            }
+            client
+                .relay
+                .as_ref()
+                .and_then(|relay| relay.link_selection)
+                .unwrap_or(giaddr)
+        };
+        covers(link).ok_or(Refused::NoScope { link })
+    }
+
+    fn lease_secs(&self, scope: usize, client: &ClientInfo) -> u32 {
+        let longest = self.tables[scope].scope.lease_secs;
+        let shortest = self.limits.lease_secs_min.min(longest);
+        client
+            .lease_secs
+            .map_or(longest, |wanted| wanted.clamp(shortest, longest))
+    }
+
+    fn discover(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
+        let scope = self.locate(call.client(), call.ingress)?;
+        let server = call.ingress.server_addr;
+        let open: usize = self.tables.iter().map(Table::offers).sum();
+        let table = &mut self.tables[scope];
+        let addr = table.choose(&call.who, call.client().requested_addr, server)?;
+        let current = table.lease(addr).filter(|lease| lease.state.is_live());
+        // A client that starts over still holds its lease; an offer must not shorten it.
+        let bound = current.is_some_and(|lease| lease.state == LeaseState::Bound);
+        if current.is_none() && open >= self.limits.offers_max {
+            return Err(Refused::OfferLimit { open });
+        }
+        let lease_secs = self.lease_secs(scope, call.client());
+        let boot = call.boot.boot(call.client());
+        let reply = self.reply(
+            scope,
+            call,
+            &Answer::Offer {
+                addr,
+                lease_secs,
+                boot,
+            },
+        )?;
+        if !bound {
+            self.tables[scope].put(Lease {
+                addr,
+                client: call.who.key.clone(),
+                mac: call.who.mac,
+                state: LeaseState::Offered,
+                expires_ms: call.now_ms.saturating_add(self.limits.offer_ms),
+            });
+        }
+        self.counters.offered += 1;
+        Ok(Step {
+            reply: Some(reply),
+            event: Some(Event::Offered { addr }),
+            ..Step::default()
+        })
+    }
+
+    /// DHCPREQUEST in the four states of RFC 2131 section 4.3.2.
+    fn request(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
+        let client = call.client();
+        if let Some(server) = client
+            .server_id
+            .filter(|id| *id != call.ingress.server_addr)
+        {
+            return Ok(self.chose_other(call, server));
+        }
+        let scope = self.locate(client, call.ingress)?;
+        let selecting = client.server_id.is_some();
+        match (client.ciaddr, client.requested_addr) {
+            (Ipv4Addr::UNSPECIFIED, Some(addr)) if selecting => self.selecting(call, scope, addr),
+            (Ipv4Addr::UNSPECIFIED, Some(addr)) => self.init_reboot(call, scope, addr),
+            (Ipv4Addr::UNSPECIFIED, None) => Err(Refused::NoAddress),
+            // RENEWING and REBINDING differ in how the datagram travelled, not in its content.
+            (ciaddr, _) => self.renewing(call, scope, ciaddr),
+        }
+    }
+
+    /// The client took somebody else's offer: ours returns to the pool at once.
+    fn chose_other(&mut self, call: &Call<'_>, server: Ipv4Addr) -> Step {
+        for table in &mut self.tables {
+            if let Some(lease) = table.on_record(&call.who.key).cloned()
+                && lease.state == LeaseState::Offered
+            {
+                table.put(Lease {
+                    state: LeaseState::Expired,
+                    expires_ms: call.now_ms,
+                    ..lease
+                });
+            }
+        }
+        Step {
+            event: Some(Event::ChoseOther { server }),
+            refused: Some(Refused::ChoseOther { server }),
+            ..Step::default()
+        }
+    }
+
+    fn selecting(
+        &mut self,
+        call: &Call<'_>,
+        scope: usize,
+        addr: Ipv4Addr,
+    ) -> Result<Step, Refused> {
+        let table = &self.tables[scope];
+        let on_record = table
+            .on_record(&call.who.key)
+            .filter(|lease| lease.state.is_live());
+        let on_record = on_record.map(|lease| lease.addr);
+        // Offers are memory only: after a restart the record is missing and a free address is
+        // still as good as it was when we offered it.
+        let as_offered = on_record.is_none_or(|ours| ours == addr);
+        if as_offered && table.may_have(addr, &call.who, call.ingress.server_addr) {
+            return self.acknowledge(call, scope, addr);
+        }
+        self.refuse_address(call, scope, addr, on_record)
+    }
+
+    fn init_reboot(
+        &mut self,
+        call: &Call<'_>,
+        scope: usize,
+        addr: Ipv4Addr,
+    ) -> Result<Step, Refused> {
+        let table = &self.tables[scope];
+        let on_record = table.on_record(&call.who.key).map(|lease| lease.addr);
+        if !table.scope.subnet.contains(addr) {
+            return self.refuse_address(call, scope, addr, on_record);
+        }
+        let known = on_record.is_some() || table.has_reservation(&call.who);
+        if !known && !self.authoritative {
+            return Err(Refused::NoRecord { addr });
+        }
+        let ours = on_record.is_none_or(|ours| ours == addr) && known;
+        if ours && table.may_have(addr, &call.who, call.ingress.server_addr) {
+            return self.acknowledge(call, scope, addr);
+        }
+        self.refuse_address(call, scope, addr, on_record)
+    }
+
+    fn renewing(&mut self, call: &Call<'_>, scope: usize, addr: Ipv4Addr) -> Result<Step, Refused> {
+        // A client behind a relay renews by unicast, past the relay: giaddr is zero and only our
+        // own record says which subnet it is on.
+        let scope = if call.client().giaddr().is_unspecified() {
+            let holds = |table: &Table| {
+                let lease = table.on_record(&call.who.key);
+                lease.is_some_and(|l| l.addr == addr && l.state == LeaseState::Bound)
+            };
+            self.tables.iter().position(holds).unwrap_or(scope)
+        } else {
+            scope
+        };
+        // Without a record (a lost store) the client is trusted as long as nobody else has the
+        // address: breaking a running machine would help nobody.
+        if self.tables[scope].may_have(addr, &call.who, call.ingress.server_addr) {
+            return self.acknowledge(call, scope, addr);
+        }
+        let on_record = self.tables[scope]
+            .on_record(&call.who.key)
+            .map(|lease| lease.addr);
+        self.refuse_address(call, scope, addr, on_record)
+    }
+
+    fn acknowledge(
+        &mut self,
+        call: &Call<'_>,
+        scope: usize,
+        addr: Ipv4Addr,
+    ) -> Result<Step, Refused> {
+        let lease_secs = self.lease_secs(scope, call.client());
+        let boot = call.boot.boot(call.client());
+        let reply = self.reply(
+            scope,
+            call,
+            &Answer::Ack {
+                addr,
+                lease_secs,
+                boot,
+            },
+        )?;
+        let held = self.tables[scope].lease(addr);
+        let renewed =
+            held.is_some_and(|l| l.state == LeaseState::Bound && l.client == call.who.key);
+        let expires_ms = call.now_ms.saturating_add(u64::from(lease_secs) * 1000);
+        let lease = Lease {
+            addr,
+            client: call.who.key.clone(),
+            mac: call.who.mac,
+            state: LeaseState::Bound,
+            expires_ms,
+        };
+        self.tables[scope].put(lease.clone());
+        self.counters.acked += 1;
+        let cause = if renewed {
+            Cause::Renewed
+        } else {
+            Cause::Granted
+        };
+        Ok(Step {
+            changes: vec![LeaseChange { lease, cause }],
+            reply: Some(reply),
+            event: Some(Event::Acked {
+                addr,
+                expires_ms,
+                renewed,
+            }),
+            refused: None,
+        })
+    }
+
+    fn refuse_address(
+        &mut self,
+        call: &Call<'_>,
+        scope: usize,
+        addr: Ipv4Addr,
+        on_record: Option<Ipv4Addr>,
+    ) -> Result<Step, Refused> {
+        let subnet = self.tables[scope].scope.subnet;
+        let refused = if subnet.contains(addr) {
+            Refused::NotAvailable { addr, on_record }
+        } else {
+            Refused::WrongSubnet {
+                addr,
+                subnet: subnet.to_string(),
+            }
+        };
+        let reply = self.reply(
+            scope,
+            call,
+            &Answer::Nak {
+                message: refused.to_string(),
+            },
+        )?;
+        self.counters.naked += 1;
+        Ok(Step {
+            changes: Vec::new(),
+            reply: Some(reply),
+            event: Some(Event::Naked { addr }),
+            refused: Some(refused),
+        })
+    }
+
+    fn decline(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
+        let addr = call.client().requested_addr.ok_or(Refused::NoAddress)?;
+        let (scope, lease) = self.held(call, addr)?;
+        let quarantined: usize = self.tables.iter().map(Table::quarantined).sum();
+        let full = quarantined >= self.limits.quarantine_max;
+        let lease = Lease {
+            state: if full {
+                LeaseState::Released
+            } else {
+                LeaseState::Declined
+            },
+            expires_ms: call.now_ms.saturating_add(if full {
+                0
+            } else {
+                self.limits.quarantine_ms
+            }),
+            ..lease
+        };
+        self.tables[scope].put(lease.clone());
+        self.counters.declined += 1;
+        let cause = if full {
+            Cause::Released
+        } else {
+            Cause::Declined
+        };
+        Ok(Step {
+            changes: vec![LeaseChange { lease, cause }],
+            reply: None,
+            event: Some(Event::Declined { addr }),
+            refused: full.then_some(Refused::QuarantineLimit { held: quarantined }),
+        })
+    }
+
+    fn release(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
+        let addr = call.client().ciaddr;
+        if addr.is_unspecified() {
+            return Err(Refused::NoAddress);
+        }
+        let (scope, lease) = self.held(call, addr)?;
+        let lease = Lease {
+            state: LeaseState::Released,
+            expires_ms: call.now_ms,
+            ..lease
+        };
+        self.tables[scope].put(lease.clone());
+        self.counters.released += 1;
+        Ok(Step {
+            changes: vec![LeaseChange {
+                lease,
+                cause: Cause::Released,
+            }],
+            reply: None,
+            event: Some(Event::Released { addr }),
+            refused: None,
+        })
+    }
+
+    /// The scope and lease of an address that this client holds from us.
+    fn held(&self, call: &Call<'_>, addr: Ipv4Addr) -> Result<(usize, Lease), Refused> {
+        if let Some(server) = call
+            .client()
+            .server_id
+            .filter(|id| *id != call.ingress.server_addr)
+        {
+            return Err(Refused::ChoseOther { server });
+        }
+        let holds = |lease: &&Lease| {
+            lease.client == call.who.key
+                && matches!(lease.state, LeaseState::Offered | LeaseState::Bound)
+        };
+        let mut tables = self.tables.iter().enumerate();
+        let found =
+            tables.find_map(|(i, table)| Some((i, table.lease(addr).filter(holds)?.clone())));
+        found.ok_or(Refused::NotHolder { addr })
+    }
+
+    fn inform(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
+        let addr = call.client().ciaddr;
+        if addr.is_unspecified() {
+            return Err(Refused::NoAddress);
+        }
+        let scope = match self.locate(call.client(), call.ingress) {
+            Ok(scope) if self.tables[scope].scope.subnet.is_host(addr) => scope,
+            _ => return Err(Refused::NoScope { link: addr }),
+        };
+        let boot = call.boot.boot(call.client());
+        let reply = self.reply(scope, call, &Answer::Informed { boot })?;
+        self.counters.informed += 1;
+        Ok(Step {
+            reply: Some(reply),
+            event: Some(Event::Informed { addr }),
+            ..Step::default()
+        })
+    }
+
+    fn reply(&self, scope: usize, call: &Call<'_>, answer: &Answer) -> Result<Reply, Refused> {
+        let scope = &self.tables[scope].scope;
+        reply::build(
+            call.request,
+            call.ingress,
+            scope,
+            answer,
+            self.limits.reply_len_max,
+        )
+    }
+}
