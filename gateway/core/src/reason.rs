@@ -48,3 +48,9 @@ impl std::fmt::Display for Reason {
         )
     }
 }
+
+impl From<netstack::Explanation> for Reason {
+    fn from(told: netstack::Explanation) -> Self {
+        Self::new(told.code, told.expected, told.found, told.source, told.next)
+    }
+}
