@@ -135,7 +135,7 @@ impl<S: Read + Write> Client<S> {
     /// One request and its answer.
     ///
     /// # Errors
-    /// The connection breaks, or the answer is not HTTP/1.1 with a Content-Length.
+    /// As [`exchange`].
     pub fn request(
         &mut self,
         method: &str,
@@ -143,79 +143,92 @@ impl<S: Read + Write> Client<S> {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Response> {
-        let mut head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n",
-            self.host,
-            body.len()
-        );
-        for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
-        head.push_str("\r\n");
-        self.stream.write_all(head.as_bytes())?;
-        self.stream.write_all(body)?;
-        self.stream.flush()?;
-        self.response(method == "HEAD")
-            .with_context(|| format!("{method} {path}"))
+        exchange(&mut self.stream, &self.host, method, path, headers, body)
     }
+}
 
-    fn response(&mut self, head_only: bool) -> Result<Response> {
-        let mut raw = Vec::new();
-        let mut chunk = vec![0u8; 64 * 1024];
-        let end = loop {
-            if let Some(at) = raw.windows(4).position(|w| w == b"\r\n\r\n") {
-                break at;
-            }
-            if raw.len() > 64 * 1024 {
-                bail!("header section over 64 KiB");
-            }
-            let n = self.stream.read(&mut chunk)?;
-            if n == 0 {
-                bail!("connection closed before an answer");
-            }
-            raw.extend_from_slice(&chunk[..n]);
-        };
-        let head = std::str::from_utf8(&raw[..end])?.to_owned();
-        let mut body = raw.split_off(end + 4);
-        let mut lines = head.split("\r\n");
-        let status = lines
-            .next()
-            .and_then(|line| line.split(' ').nth(1))
-            .and_then(|code| code.parse().ok())
-            .context("no status line")?;
-        let headers: Vec<(String, String)> = lines
-            .filter_map(|line| line.split_once(':'))
-            .map(|(n, v)| (n.to_ascii_lowercase(), v.trim().to_owned()))
-            .collect();
-        let mut response = Response {
-            status,
-            headers,
-            body: Vec::new(),
-        };
-        if head_only || status == 204 || status == 304 {
-            return Ok(response);
-        }
-        let length: usize = response
-            .header("content-length")
-            .context("no Content-Length")?
-            .parse()?;
-        if length > BODY_MAX {
-            bail!("body of {length} bytes");
-        }
-        body.reserve(length.saturating_sub(body.len()));
-        while body.len() < length {
-            let n = self.stream.read(&mut chunk)?;
-            if n == 0 {
-                bail!("body ends at {} of {length} bytes", body.len());
-            }
-            body.extend_from_slice(&chunk[..n]);
-        }
-        if body.len() > length {
-            bail!("{} bytes after the body", body.len() - length);
-        }
-        response.body = body;
-        Ok(response)
+/// One request and its answer over any stream.
+///
+/// # Errors
+/// The connection breaks, or the answer is not HTTP/1.1 with a Content-Length.
+pub fn exchange(
+    stream: &mut (impl Read + Write),
+    host: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<Response> {
+    let mut head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
     }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)?;
+    stream.flush()?;
+    response(stream, method == "HEAD").with_context(|| format!("{method} {path}"))
+}
+
+fn response(stream: &mut impl Read, head_only: bool) -> Result<Response> {
+    let mut raw = Vec::new();
+    let mut chunk = vec![0u8; 64 * 1024];
+    let end = loop {
+        if let Some(at) = raw.windows(4).position(|w| w == b"\r\n\r\n") {
+            break at;
+        }
+        if raw.len() > 64 * 1024 {
+            bail!("header section over 64 KiB");
+        }
+        let n = stream.read(&mut chunk)?;
+        if n == 0 {
+            bail!("connection closed before an answer");
+        }
+        raw.extend_from_slice(&chunk[..n]);
+    };
+    let head = std::str::from_utf8(&raw[..end])?.to_owned();
+    let mut body = raw.split_off(end + 4);
+    let mut lines = head.split("\r\n");
+    let status = lines
+        .next()
+        .and_then(|line| line.split(' ').nth(1))
+        .and_then(|code| code.parse().ok())
+        .context("no status line")?;
+    let headers: Vec<(String, String)> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(n, v)| (n.to_ascii_lowercase(), v.trim().to_owned()))
+        .collect();
+    let mut response = Response {
+        status,
+        headers,
+        body: Vec::new(),
+    };
+    if head_only || status == 204 || status == 304 {
+        return Ok(response);
+    }
+    let length: usize = response
+        .header("content-length")
+        .context("no Content-Length")?
+        .parse()?;
+    if length > BODY_MAX {
+        bail!("body of {length} bytes");
+    }
+    body.reserve(length.saturating_sub(body.len()));
+    while body.len() < length {
+        let n = stream.read(&mut chunk)?;
+        if n == 0 {
+            bail!("body ends at {} of {length} bytes", body.len());
+        }
+        body.extend_from_slice(&chunk[..n]);
+    }
+    if body.len() > length {
+        bail!("{} bytes after the body", body.len() - length);
+    }
+    response.body = body;
+    Ok(response)
 }
 
 #[cfg(test)]

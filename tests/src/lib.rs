@@ -7,11 +7,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod event_log;
+pub mod exchange;
 pub mod http;
 pub mod netns;
+pub mod programs;
 pub mod pxe;
 pub mod run;
+pub mod site;
 pub mod switch;
 pub mod swtpm;
 pub mod vm;

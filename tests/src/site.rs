@@ -1,0 +1,481 @@
+//! One appliance with its segment: configured, claimed, with images built for its own anchor, and
+//! served by the real daemon.
+//!
+//! The order is the operator's (docs/OPERATIONS.md): the CAs are made, the infra CA is exported,
+//! the boot image is built with it as anchor, the daemon is started. The appliance's TPM is a real
+//! swtpm whose PCRs 4, 7 and 11 are extended at each power-on, so the CA key is sealed to a
+//! measured boot, not in development mode.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use boot::catalog::Artefact;
+
+use crate::admin::Desk;
+use crate::netns::{GATEWAY_ADDR, MGMT_ADDR, POOL, Segment};
+use crate::programs;
+use crate::run::{Process, Run, attempt, cache_dir, output};
+use crate::swtpm::{self, Swtpm, TCTI};
+
+/// Template of the appliance's own TPM; the nodes use those from [`NODE_TEMPLATES`] on.
+pub const GATEWAY_TEMPLATE: usize = 0;
+/// First template for nodes.
+pub const NODE_TEMPLATES: usize = 1;
+
+const READY_LIMIT: Duration = Duration::from_secs(30);
+const BUILD_LIMIT: Duration = Duration::from_secs(300);
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// What differs between sites.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `strict`, `standard` or `observe`.
+    pub preset: &'static str,
+    /// `none` or `pcr`.
+    pub devid_auth: &'static str,
+    /// `any`, `ecc-p256` or `rsa-2048`.
+    pub devid_kind: &'static str,
+    /// Text of `inventory.toml`, if machines are declared.
+    pub inventory: Option<String>,
+    /// Version of the UKI that is built.
+    pub version: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            preset: "standard",
+            devid_auth: "none",
+            devid_kind: "any",
+            inventory: None,
+            version: 1,
+        }
+    }
+}
+
+/// The site.
+pub struct Site {
+    /// Its processes and folders.
+    pub run: Run,
+    /// Its network.
+    pub segment: Segment,
+    /// The appliance's TPM.
+    pub tpm: Swtpm,
+    /// The administrator.
+    pub desk: Desk,
+    /// Options it was made with.
+    pub options: Options,
+    daemon: Option<Process>,
+    starts: u32,
+}
+
+impl Site {
+    /// Makes a site and starts the daemon.
+    ///
+    /// # Errors
+    /// Any step; the text names it.
+    pub fn start(name: &str, options: Options) -> Result<Self> {
+        let mut site = Self::prepare(name, options)?;
+        site.serve()?;
+        Ok(site)
+    }
+
+    /// Makes a site without starting the daemon.
+    ///
+    /// # Errors
+    /// Any step; the text names it.
+    pub fn prepare(name: &str, options: Options) -> Result<Self> {
+        let run = Run::start(name)?;
+        let segment = Segment::create(&run)?;
+        let tpm_dir = run.dir().join("tpm-gateway");
+        swtpm::provision(GATEWAY_TEMPLATE, &tpm_dir)?;
+        let tpm = Swtpm::start(&run, &segment.gw, "gateway", &tpm_dir)?;
+        let desk = Desk {
+            ns: segment.mgmt.clone(),
+            files: run.dir().join("owner"),
+            program: programs::vestibule()?,
+        };
+        let site = Self {
+            run,
+            segment,
+            tpm,
+            desk,
+            options,
+            daemon: None,
+            starts: 0,
+        };
+        site.measure_boot()?;
+        site.configure()?;
+        site.claim()?;
+        site.build_images(site.options.version)?;
+        Ok(site)
+    }
+
+    /// The appliance's measured boot: the same three extends at every power-on.
+    ///
+    /// # Errors
+    /// tpm2-tools refuses.
+    pub fn measure_boot(&self) -> Result<()> {
+        let extends = [(4, "4a"), (7, "7a"), (11, "ba")]
+            .map(|(pcr, byte)| format!("{pcr}:sha256={}", byte.repeat(32)));
+        output(self.tpm.tool("tpm2_pcrextend").args(extends), COMMAND_LIMIT)
+            .map(drop)
+            .context("measured boot of the appliance")
+    }
+
+    fn configure(&self) -> Result<()> {
+        let dir = self.run.dir();
+        for folder in ["state", "images", "owner", "ca", "ek-roots"] {
+            fs::create_dir_all(dir.join(folder))?;
+        }
+        let authority = swtpm::ek_authority()?;
+        fs::copy(&authority.root, dir.join("ek-roots/root.pem"))?;
+        fs::copy(&authority.issuer, dir.join("ek-roots/issuer.pem"))?;
+        let keys = site_keys()?;
+        fs::copy(keys.image_public_key(), dir.join("image-key.pem"))?;
+        if let Some(text) = &self.options.inventory {
+            fs::write(dir.join("inventory.toml"), text)?;
+        }
+        fs::write(self.config(), config_text(dir, &self.options))?;
+        Ok(())
+    }
+
+    /// Path of the configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.run.dir().join("vestibule.toml")
+    }
+
+    /// Folder with the exported CA certificates.
+    pub fn ca_dir(&self) -> PathBuf {
+        self.run.dir().join("ca")
+    }
+
+    /// Folder of the state.
+    pub fn state_dir(&self) -> PathBuf {
+        self.run.dir().join("state")
+    }
+
+    /// Folder of the images.
+    pub fn image_dir(&self) -> PathBuf {
+        self.run.dir().join("images")
+    }
+
+    /// `vestibule args --config FILE` in the appliance's namespace.
+    pub fn local(&self, args: &[&str]) -> Command {
+        let mut command = self
+            .segment
+            .gw
+            .command(&self.desk.program.to_string_lossy());
+        command.args(args).arg("--config").arg(self.config());
+        command
+    }
+
+    fn claim(&self) -> Result<()> {
+        let mut claim = self.local(&["claim", "--local"]);
+        output(claim.arg("--out").arg(&self.desk.files), COMMAND_LIMIT)
+            .context("vestibule claim --local")?;
+        let mut export = self.local(&["ca", "export"]);
+        output(export.arg("--out").arg(self.ca_dir()), COMMAND_LIMIT)
+            .context("vestibule ca export")?;
+        Ok(())
+    }
+
+    /// Builds and signs the boot image with this site's anchor, as version `version`.
+    ///
+    /// # Errors
+    /// `boot-image build` fails.
+    pub fn build_images(&self, version: u64) -> Result<()> {
+        let mut build = Command::new(programs::find("boot-image")?);
+        build
+            .arg("build")
+            .arg("--attester")
+            .arg(programs::find("vestibule-attester")?)
+            .arg("--anchor")
+            .arg(self.ca_dir().join("infra-ca.pem"))
+            .args(["--version", &version.to_string()])
+            .arg("--keys")
+            .arg(keys_dir()?)
+            .arg("--out")
+            .arg(self.image_dir());
+        output(&mut build, BUILD_LIMIT)
+            .map(drop)
+            .context("boot-image build")
+    }
+
+    /// The artefacts of the catalogue.
+    ///
+    /// # Errors
+    /// The file is missing or not a catalogue.
+    pub fn artefacts(&self) -> Result<Vec<Artefact>> {
+        let path = self.image_dir().join("catalog.json");
+        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let value: serde_json::Value = serde_json::from_slice(&text)?;
+        let list = value.get("artefacts").cloned().unwrap_or(value);
+        serde_json::from_value(list).with_context(|| format!("{}", path.display()))
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    ///
+    /// # Errors
+    /// It ends, or is not ready within 30 s; the text has its last log lines.
+    pub fn serve(&mut self) -> Result<Duration> {
+        let started = Instant::now();
+        self.launch()?;
+        loop {
+            if self
+                .desk
+                .health("/readyz")
+                .is_ok_and(|(status, _)| status == 200)
+            {
+                return Ok(started.elapsed());
+            }
+            let ended = self.daemon.as_mut().and_then(Process::ended);
+            if let Some(status) = ended {
+                bail!("vestibule serve ended: {status}\n{}", self.log_tail());
+            }
+            if started.elapsed() > READY_LIMIT {
+                bail!("vestibule serve is not ready\n{}", self.log_tail());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts the daemon and expects it to end by itself; returns exit code and log.
+    ///
+    /// # Errors
+    /// It still runs after 30 s.
+    pub fn serve_expecting_end(&mut self) -> Result<(Option<i32>, String)> {
+        let before = self.log().len();
+        self.launch()?;
+        let mut daemon = self.daemon.take().context("no daemon")?;
+        let status = daemon.wait(READY_LIMIT)?;
+        Ok((status.code(), self.log()[before..].to_owned()))
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        if self.daemon.as_mut().is_some_and(|d| d.ended().is_none()) {
+            bail!("the daemon runs already");
+        }
+        let mut command = self.local(&["serve"]);
+        self.daemon = Some(self.run.spawn("vestibule", &mut command)?);
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(daemon) = &mut self.daemon {
+            daemon.kill();
+        }
+    }
+
+    /// Stops the daemon as an init system does.
+    ///
+    /// # Errors
+    /// It does not end cleanly within ten seconds.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut daemon) = self.daemon.take() else {
+            return Ok(());
+        };
+        match daemon.terminate(Duration::from_secs(10)) {
+            Some(status) if status.success() => Ok(()),
+            other => bail!(
+                "SIGTERM ended the daemon with {other:?}\n{}",
+                self.log_tail()
+            ),
+        }
+    }
+
+    /// Whether the daemon still runs.
+    pub fn running(&mut self) -> bool {
+        self.daemon.as_mut().is_some_and(|d| d.ended().is_none())
+    }
+
+    /// Resident memory of the daemon in KiB (proc(5) `VmRSS`), and the most it had.
+    pub fn memory_kib(&self) -> Option<(u64, u64)> {
+        let pid = self.daemon.as_ref()?.pid();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let field = |name: &str| {
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        };
+        Some((field("VmRSS:")?, field("VmHWM:")?))
+    }
+
+    /// Everything the daemon has logged, over all its starts.
+    pub fn log(&self) -> String {
+        let raw = fs::read(self.run.log("vestibule")).unwrap_or_default();
+        String::from_utf8_lossy(&raw).into_owned()
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<_> = log.lines().collect();
+        let from = lines.len().saturating_sub(20);
+        lines[from..].iter().map(|l| format!("    {l}\n")).collect()
+    }
+
+    /// `vestibule ledger verify` over the ledger on disk.
+    ///
+    /// # Errors
+    /// It does not verify; the text says why.
+    pub fn verify_ledger(&self) -> Result<String> {
+        let mut verify = Command::new(&self.desk.program);
+        verify
+            .args(["ledger", "verify"])
+            .arg(self.state_dir().join("ledger"))
+            .arg("--ca")
+            .arg(self.ca_dir().join("infra-ca.pem"));
+        let (status, out, err) = attempt(&mut verify, COMMAND_LIMIT)?;
+        if !status.success() {
+            bail!("ledger verify: {status}: {out}{err}");
+        }
+        Ok(out)
+    }
+}
+
+fn config_text(dir: &Path, options: &Options) -> String {
+    let dir = dir.display();
+    let inventory = match options.inventory {
+        Some(_) => format!("file = \"{dir}/inventory.toml\"\n"),
+        None => String::new(),
+    };
+    format!(
+        r#"version = 1
+[appliance]
+name = "lab"
+state_dir = "{dir}/state"
+[provisioning]
+interface = "prov0"
+address = "{GATEWAY_ADDR}/24"
+lease_secs = 3600
+[provisioning.pool]
+start = "{pool_start}"
+end = "{pool_end}"
+[management]
+address = "{MGMT_ADDR}"
+[tpm]
+tcti = "{TCTI}"
+[boot]
+image_dir = "{dir}/images"
+image_key = "{dir}/image-key.pem"
+[inventory]
+ek_roots_dir = "{dir}/ek-roots"
+{inventory}[policy]
+preset = "{preset}"
+[devid]
+kind = "{kind}"
+auth = "{auth}"
+[log]
+format = "json"
+filter = "info"
+"#,
+        pool_start = POOL.0,
+        pool_end = POOL.1,
+        preset = options.preset,
+        kind = options.devid_kind,
+        auth = options.devid_auth,
+    )
+}
+
+/// The lab's Secure Boot and image keys: made once, in the cache.
+///
+/// # Errors
+/// They cannot be made or read.
+pub fn site_keys() -> Result<boot_image::keys::SiteKeys> {
+    Ok(boot_image::keys::SiteKeys::load_or_generate(
+        &keys_dir()?,
+        "Vestibule lab",
+    )?)
+}
+
+fn keys_dir() -> Result<PathBuf> {
+    let dir = cache_dir()?.join("lab/keys");
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    Ok(dir)
+}
+
+/// The firmware of the lab's machines.
+pub struct Firmware {
+    /// Code flash.
+    pub code: PathBuf,
+    /// Variable flash with our keys, in the run's folder.
+    pub vars: PathBuf,
+    /// CA list for the firmware's TLS.
+    pub tls_cas: PathBuf,
+    /// Version of the package.
+    pub version: String,
+}
+
+impl Firmware {
+    /// OVMF of Debian sid (the one with ECDHE, HTTPS-capable), with the lab's keys enrolled and
+    /// the site's boot CA trusted.
+    ///
+    /// # Errors
+    /// The package cannot be had, or its variable store is not the expected one.
+    pub fn prepare(site: &Site) -> Result<Self> {
+        let package = boot_image::debs::fetch("sid", "ovmf-generic")?;
+        if let Some(from) = &package.changed_from {
+            println!(
+                "warning: OVMF of sid moved from {from} to {}",
+                package.version
+            );
+        }
+        let code = find_file(&package.root, "OVMF_CODE_4M.secboot.fd")?;
+        let template = find_file(&package.root, "OVMF_VARS_4M.fd")?;
+        let keys = site_keys()?;
+        let dir = site.run.dir();
+        let vars = dir.join("vars-enrolled.fd");
+        fs::write(&vars, keys.enrolled_vars(&template)?)?;
+        let tls_cas = dir.join("tls-cas.esl");
+        let boot_ca = site.ca_dir().join("boot-ca.pem");
+        fs::write(&tls_cas, keys.https_ca_list(&[&boot_ca])?)?;
+        Ok(Self {
+            code,
+            vars,
+            tls_cas,
+            version: package.version,
+        })
+    }
+}
+
+fn find_file(root: &Path, name: &str) -> Result<PathBuf> {
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|n| n == name) {
+                return Ok(path);
+            }
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            }
+        }
+    }
+    bail!("no {name} under {}", root.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_takes_the_configuration() {
+        let declared = Options {
+            inventory: Some(String::new()),
+            ..Options::default()
+        };
+        for options in [Options::default(), declared] {
+            let text = config_text(Path::new("/x"), &options);
+            let config = gateway::config::Config::parse(&text, Path::new("/"));
+            assert!(config.is_ok(), "{config:?}");
+        }
+    }
+}
