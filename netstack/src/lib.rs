@@ -1,4 +1,4 @@
-//! Protocol cores of the provisioning segment: the DHCPv4 server.
+//! Protocol cores of the provisioning segment: DHCPv4 server, TFTP sender, LLDP receiver.
 //!
 //! Bytes and the time come in as arguments; bytes to send, state changes and typed refusals come
 //! out as values. No socket, clock, thread, random source or file: the same inputs always give the
@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod dhcp;
+pub mod tftp;
 
 mod explain;
 mod mac;
