@@ -61,6 +61,30 @@ impl NodeDevice {
         })
     }
 
+    /// Makes the AK in the owner hierarchy, where counters are obfuscated (TPM 2.0 Part 1,
+    /// "Obfuscation"). The attester never does: this is for tests that show the gateway refuses it.
+    ///
+    /// # Errors
+    /// As [`NodeTpm::create_ak`].
+    pub fn create_owner_ak(&mut self, unique: [u8; 64]) -> Result<Vec<u8>, TpmError> {
+        self.create_ak_in(Hierarchy::Owner, unique)
+    }
+
+    fn create_ak_in(
+        &mut self,
+        hierarchy: Hierarchy,
+        unique: [u8; 64],
+    ) -> Result<Vec<u8>, TpmError> {
+        if let Some(old) = self.ak.take() {
+            self.device.flush(old.into())?;
+        }
+        let template = template::ak(&unique);
+        let (key, public) = self.device.create_primary(hierarchy, &template)?;
+        self.ak = Some(key);
+        self.device.require_name("AK", key, &own_name(&public))?;
+        Ok(public)
+    }
+
     /// Makes one EK, keeps it in `eks`, and returns it with its certificate.
     fn make_ek(&mut self, kind: EkKind, defined: &[u32]) -> Result<EndorsementKey, TpmError> {
         let has = |index: u32| defined.contains(&index);
@@ -172,16 +196,7 @@ impl NodeTpm for NodeDevice {
     }
 
     fn create_ak(&mut self, unique: [u8; 64]) -> Result<Vec<u8>, TpmError> {
-        if let Some(old) = self.ak.take() {
-            self.device.flush(old.into())?;
-        }
-        let template = template::ak(&unique);
-        let (key, public) = self
-            .device
-            .create_primary(Hierarchy::Endorsement, &template)?;
-        self.ak = Some(key);
-        self.device.require_name("AK", key, &own_name(&public))?;
-        Ok(public)
+        self.create_ak_in(Hierarchy::Endorsement, unique)
     }
 
     fn create_devid(
