@@ -1,5 +1,7 @@
 //! The appliance's sealing, against a real swtpm.
 
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test, helpers included
+
 mod support;
 
 use std::str::FromStr;
@@ -142,8 +144,8 @@ fn rejects_edited_blobs() {
     );
     assert_ne!(key, other_key);
 
-    // Epoch-1 signature offered for epoch 2 and the other way round.
-    let edits: [(&str, fn(&mut SealBlob, &SealBlob)); 5] = [
+    type Edit = fn(&mut SealBlob, &SealBlob);
+    let edits: [(&str, Edit); 5] = [
         ("epoch", |blob, second| blob.epoch = second.epoch),
         ("signature", |blob, second| {
             blob.policy_signature.clone_from(&second.policy_signature);
