@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attest_wire::v1::{ATTEST_SERVER_NAME, EXPORTER_LABEL};
+use attest_wire::v1::{ATTEST_SERVER_NAME, EXPORTER_LABEL, REPLY_MAX_BYTES};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
@@ -20,8 +20,6 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(75);
 const HEAD_MAX_BYTES: usize = 8 * 1024;
 /// Most header lines of an answer.
 const HEADERS_MAX: usize = 32;
-/// Largest body of an answer, in bytes: a receipt and two chains.
-const BODY_MAX_BYTES: usize = 64 * 1024;
 
 /// What went wrong between us and the gateway.
 #[derive(Debug, thiserror::Error)]
@@ -203,9 +201,9 @@ fn parse_head(received: &[u8]) -> Result<Option<Head>, ClientError> {
         }
     }
     let body_length = body_length.ok_or_else(|| answer("no Content-Length".to_owned()))?;
-    if body_length > BODY_MAX_BYTES {
+    if body_length > REPLY_MAX_BYTES {
         return Err(answer(format!(
-            "body of {body_length} bytes, at most {BODY_MAX_BYTES}"
+            "body of {body_length} bytes, at most {REPLY_MAX_BYTES}"
         )));
     }
     Ok(Some(Head {

@@ -8,10 +8,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use attest_wire::tpm::Public;
 use attest_wire::v1::{
-    AttestationResult, Attested, Binding, Bytes, Challenge, Credential, EVIDENCE_MAX_BYTES,
-    EVIDENCE_PATH, EkOffer, Evidence, HELLO_MAX_BYTES, HELLO_PATH, Hello, PcrValue, Receipt,
-    TpmInfo, Verdict,
+    self, Attested, Binding, Bytes, Challenge, Credential, EK_CHAIN_MAX, EVENT_LOG_MAX_BYTES,
+    EVIDENCE_MAX_BYTES, EVIDENCE_PATH, EkOffer, Evidence, HELLO_MAX_BYTES, HELLO_PATH, Hello,
+    PcrValue, Receipt, TpmInfo, Verdict,
 };
 use hmac::{Hmac, Mac};
 use hw::tpm::{DevId, DevIdKind, EndorsementKey, NodeTpm, TpmError, TpmProperties};
@@ -23,11 +24,9 @@ use zeroize::Zeroizing;
 
 use crate::client::{Answer, ClientError, Connection};
 use crate::extends::{Extends, ExtendsError, PCR};
-use crate::facts::{EVENT_LOG_MAX_BYTES, Facts, cut};
+use crate::facts::{Facts, cut};
 use crate::pin::{Pin, PinError};
 
-/// Certificates of the EK chain in a hello.
-const EK_CHAIN_MAX: usize = 8;
 /// How often PCRs are quoted again when one changed between reading and quoting.
 const QUOTE_TRIES: u32 = 5;
 
@@ -358,7 +357,7 @@ impl Node {
         pin: &Pin,
         progress: &mut dyn FnMut(Step, &str),
     ) -> Result<Outcome, AttestError> {
-        let result: AttestationResult = serde_json::from_slice(&answer.body).map_err(|e| {
+        let result = v1::decode_result(&answer.body).map_err(|e| {
             message(
                 "answer",
                 &format!("HTTP status {} without a result: {e}", answer.status),
@@ -402,31 +401,22 @@ impl Node {
 
 /// Decodes a challenge and checks that it asks what this node does.
 fn decode_challenge(body: &[u8], eks: usize) -> Result<Challenge, AttestError> {
-    let challenge: Challenge =
-        serde_json::from_slice(body).map_err(|e| message("challenge", &e.to_string()))?;
-    let refuse = |why: &str| Err(message("challenge", why));
-    if challenge.session.0.len() != 16 || challenge.nonce.0.len() != 32 {
-        return refuse("session is not 16 or nonce not 32 bytes");
-    }
+    let challenge = v1::decode_challenge(body).map_err(|e| message("challenge", &e.to_string()))?;
     let mut seen = Vec::new();
     for credential in &challenge.credentials {
         if usize::from(credential.ek) >= eks || seen.contains(&credential.ek) {
-            return refuse("names an endorsement key twice or one we did not offer");
+            return Err(message(
+                "challenge",
+                "names an endorsement key twice, or one we did not offer",
+            ));
         }
         seen.push(credential.ek);
-        if credential.blob.0.len() > 256 || credential.secret.0.len() > 640 {
-            return refuse("credential larger than any TPM takes");
-        }
     }
-    if seen.is_empty() {
-        return refuse("no credential to activate");
-    }
-    let pcrs = &challenge.pcr_selection;
-    if !pcrs.windows(2).all(|pair| pair[0] < pair[1]) || pcrs.iter().any(|pcr| *pcr >= 24) {
-        return refuse("PCR selection is not ascending below 24");
-    }
-    if !pcrs.contains(&PCR) {
-        return refuse("PCR selection leaves out 15, which binds the boot to this session");
+    if !challenge.pcr_selection.contains(&PCR) {
+        return Err(message(
+            "challenge",
+            "PCR selection leaves out 15, which binds this boot to the session",
+        ));
     }
     Ok(challenge)
 }
@@ -469,21 +459,9 @@ fn require_devid_leaf(chain: &[Vec<u8>], devid_public: &[u8]) -> Result<(), Atte
         .ok_or_else(|| message("result", "admitted without an LDevID"))?;
     let (_, cert) = X509Certificate::from_der(leaf)
         .map_err(|e| message("result", &format!("LDevID is not a certificate: {e}")))?;
-    let key = &cert.public_key().subject_public_key.data;
-    // TPMT_PUBLIC ends in `unique`: a modulus of 256 bytes, or X and Y with their sizes.
-    let matches = match devid_public.get(..2) {
-        Some([0x00, 0x01]) => {
-            let modulus = &devid_public[devid_public.len().saturating_sub(256)..];
-            key.windows(modulus.len()).any(|window| window == modulus)
-        }
-        _ => match devid_public.get(devid_public.len().saturating_sub(66)..) {
-            Some(point) if point.len() == 66 => {
-                key.as_ref() == [&[4], &point[..32], &point[34..]].concat()
-            }
-            _ => false,
-        },
-    };
-    if matches {
+    let devid = Public::decode(devid_public)
+        .map_err(|e| message("result", &format!("our DevID cannot be compared: {e}")))?;
+    if devid.spki_der().as_deref() == Some(cert.public_key().raw) {
         return Ok(());
     }
     Err(message(

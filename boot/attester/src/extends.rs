@@ -8,14 +8,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
+use attest_wire::v1::PCR15_EXTENDS_MAX;
 use hw::tpm::{NodeTpm, TpmError};
 use sha2::{Digest, Sha256};
 
 /// The PCR of the exchange (docs/PROTOCOL.md section 2).
 pub const PCR: u8 = 15;
-/// Most extends of one boot; each attempt adds one. Bounds the evidence.
-pub const EXTENDS_MAX: usize = 1024;
-
 /// The list cannot be continued.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtendsError {
@@ -33,7 +31,7 @@ pub enum ExtendsError {
         known: usize,
     },
     /// Too many attempts in one boot.
-    #[error("{EXTENDS_MAX} attempts in this boot: reboot to start a new list")]
+    #[error("{PCR15_EXTENDS_MAX} attempts in this boot: reboot to start a new list")]
     Full,
     /// The list on disk cannot be read or written.
     #[error("list of extends at {path}")]
@@ -100,7 +98,7 @@ impl Extends {
     /// # Errors
     /// [`ExtendsError::Full`], or what disk and TPM say.
     pub fn extend(&mut self, tpm: &mut dyn NodeTpm, digest: [u8; 32]) -> Result<(), ExtendsError> {
-        if self.digests.len() >= EXTENDS_MAX {
+        if self.digests.len() >= PCR15_EXTENDS_MAX {
             return Err(ExtendsError::Full);
         }
         self.digests.push(digest);
@@ -123,7 +121,7 @@ impl Extends {
         let mut bytes = Vec::new();
         match File::open(path) {
             Ok(file) => {
-                let limit = (EXTENDS_MAX * 32) as u64;
+                let limit = (PCR15_EXTENDS_MAX * 32) as u64;
                 file.take(limit)
                     .read_to_end(&mut bytes)
                     .map_err(|source| self.io(source))?;
@@ -301,7 +299,7 @@ mod tests {
     fn rejects_more_attempts_than_evidence_can_carry() {
         let mut tpm = OnePcr::default();
         let mut list = Extends::open(&mut tpm, None).unwrap();
-        for _ in 0..EXTENDS_MAX {
+        for _ in 0..PCR15_EXTENDS_MAX {
             list.extend(&mut tpm, [1; 32]).unwrap();
         }
         assert!(matches!(

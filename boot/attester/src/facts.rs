@@ -5,18 +5,10 @@
 
 use std::time::Instant;
 
-use attest_wire::v1::{Bytes, Disk, LldpReport, Nic, Platform};
-
-/// Bytes of any text in a hello.
-pub const TEXT_MAX_BYTES: usize = 128;
-/// Interfaces, and disks, in a hello.
-pub const DEVICES_MAX: usize = 64;
-/// LLDP frames in a hello; the newest are kept.
-pub const LLDP_MAX: usize = 16;
-/// Bytes of one LLDP frame in a hello.
-pub const LLDP_FRAME_MAX_BYTES: usize = 1600;
-/// Bytes of the event log in the evidence.
-pub const EVENT_LOG_MAX_BYTES: usize = 256 * 1024;
+use attest_wire::v1::{
+    Bytes, DEVICES_MAX, Disk, LLDP_FRAME_MAX_BYTES, LLDP_MAX, LldpReport, Nic, Platform,
+    TEXT_MAX_BYTES,
+};
 
 /// One LLDP frame and when it was heard.
 #[derive(Debug, Clone)]

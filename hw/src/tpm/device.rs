@@ -6,6 +6,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use attest_wire::tpm::HashAlg;
 use tss_esapi::attributes::SessionAttributesBuilder;
 use tss_esapi::constants::response_code::{Tss2ResponseCode, Tss2ResponseCodeKind};
 use tss_esapi::constants::tss::{
@@ -26,7 +27,7 @@ use tss_esapi::traits::{Marshall, UnMarshall};
 use tss_esapi::{Context, Error as EsysError};
 use zeroize::Zeroizing;
 
-use super::template::name_sha256;
+use super::template::name;
 use super::{TpmError, TpmProperties};
 
 /// The three session slots of one command.
@@ -461,7 +462,7 @@ pub(super) fn public_bytes(public: &Public) -> Result<Vec<u8>, TpmError> {
 
 /// Name of one of our own SHA-256 keys from its public area.
 pub(super) fn own_name(public: &[u8]) -> Vec<u8> {
-    name_sha256(public)
+    name(HashAlg::Sha256, public)
 }
 
 /// NV handle from its number.

@@ -4,6 +4,8 @@
 //! manager) and loads each EK for one command only. Does not decide what is asked or answered: the
 //! attester does.
 
+use attest_wire::templates::Template;
+use attest_wire::tpm::HashAlg;
 use tss_esapi::handles::{AuthHandle, KeyHandle, PcrHandle};
 use tss_esapi::interface_types::algorithm::HashingAlgorithm;
 use tss_esapi::interface_types::resource_handles::Hierarchy;
@@ -143,8 +145,8 @@ impl NodeDevice {
         self.device.flush(key.into())?;
         Err(TpmError::ForeignObject {
             what: "endorsement key",
-            expected: hex::encode(own_name(public)),
-            found: hex::encode(own_name(&again)),
+            expected: hex::encode(template::name(kind.hash(), public)),
+            found: hex::encode(template::name(kind.hash(), &again)),
         })
     }
 
@@ -214,10 +216,11 @@ impl NodeTpm for NodeDevice {
             None => Auth::default(),
         };
         let (srk_template, template) = match kind {
-            DevIdKind::Rsa2048 => (template::SRK_RSA, template::DEVID_RSA),
-            DevIdKind::EccP256 => (template::SRK_ECC, template::DEVID_ECC),
+            DevIdKind::Rsa2048 => (Template::SrkRsa2048, Template::DevIdRsa2048),
+            DevIdKind::EccP256 => (Template::SrkP256, Template::DevIdP256),
         };
-        let template = public_from(&template)?;
+        let srk_template = srk_template.public().encode();
+        let template = public_from(&template.public().encode())?;
         let (devid, handle) = self.device.with_primary(
             Hierarchy::Owner,
             &srk_template,
@@ -261,7 +264,11 @@ impl NodeTpm for NodeDevice {
             .map_err(|e| command_error("ActivateCredential", e))?;
         let (ek, kind) = self.load_ek(ek_public)?;
         self.device.with_object(ek.into(), |device| {
-            device.require_name("endorsement key", ek, &ek_name(kind, ek_public))?;
+            device.require_name(
+                "endorsement key",
+                ek,
+                &template::name(kind.hash(), ek_public),
+            )?;
             device.with_salted(ek, |device, salted| {
                 let hash = ek_hash(kind);
                 device.with_policy(hash, |device, policy, session| {
@@ -343,13 +350,8 @@ fn satisfy_ek_policy(
     let policy_a = device.run("PolicyGetDigest", NO_SESSION, |ctx| {
         ctx.policy_get_digest(session)
     })?;
-    let policy_c: &[u8] = if kind.sha384() {
-        &template::POLICY_C_SHA384
-    } else {
-        &template::POLICY_C_SHA256
-    };
     let mut branches = DigestList::new();
-    for digest in [policy_a, digest_from(policy_c)?] {
+    for digest in [policy_a, digest_from(kind.policy_c())?] {
         branches
             .add(digest)
             .map_err(|e| command_error("PolicyOR", e))?;
@@ -360,18 +362,10 @@ fn satisfy_ek_policy(
 }
 
 fn ek_hash(kind: EkKind) -> HashingAlgorithm {
-    if kind.sha384() {
+    if kind.hash() == HashAlg::Sha384 {
         HashingAlgorithm::Sha384
     } else {
         HashingAlgorithm::Sha256
-    }
-}
-
-fn ek_name(kind: EkKind, public: &[u8]) -> Vec<u8> {
-    if kind.sha384() {
-        template::name_sha384(public)
-    } else {
-        own_name(public)
     }
 }
 

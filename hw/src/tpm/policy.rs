@@ -93,7 +93,7 @@ pub(super) fn update_key_public(point: &[u8]) -> Result<Vec<u8>, TpmError> {
         .map_err(|e| malformed("update key of the sealed blob", &e.to_string()))?;
     let point = key.to_encoded_point(false);
     match (point.x(), point.y()) {
-        (Some(x), Some(y)) => Ok(template::update_key(&(*x).into(), &(*y).into())),
+        (Some(x), Some(y)) => Ok(template::update_key(x, y)),
         _ => Err(malformed(
             "update key of the sealed blob",
             "point at infinity",

@@ -237,7 +237,7 @@ impl ApplianceDevice {
     ) -> Result<(Opened, Vec<u8>), TpmError> {
         self.device.with_primary(
             Hierarchy::Owner,
-            &template::SRK_ECC,
+            &template::srk_ecc(),
             |device, srk, public| {
                 opened.srk_name = own_name(public);
                 device.require_name("storage root key", srk, &opened.srk_name)?;
@@ -286,7 +286,7 @@ impl ApplianceDevice {
 
     fn open_halves(&mut self, index: u32, opened: &Opened) -> Result<(Half, Half), TpmError> {
         self.device
-            .with_primary(Hierarchy::Owner, &template::SRK_ECC, |device, srk, _| {
+            .with_primary(Hierarchy::Owner, &template::srk_ecc(), |device, srk, _| {
                 device.require_name("storage root key", srk, &opened.srk_name)?;
                 let sealed_half = unseal_object(device, srk, opened)?;
                 let nv_half = device.with_nv(index, |device, nv| {

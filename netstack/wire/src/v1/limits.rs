@@ -28,8 +28,8 @@ pub const LLDP_FRAME_MAX_BYTES: usize = 1600;
 pub const ATTEST_MAX_BYTES: usize = 1024;
 /// Bytes of a `TPMT_SIGNATURE`: RSA-4096 and head.
 pub const SIGNATURE_MAX_BYTES: usize = 520;
-/// Extends of PCR 15 within one boot.
-pub const PCR15_EXTENDS_MAX: usize = 64;
+/// Extends of PCR 15 within one boot: one for each attempt of a node that waits for its owner.
+pub const PCR15_EXTENDS_MAX: usize = 1024;
 /// Bytes of the event log.
 pub const EVENT_LOG_MAX_BYTES: usize = 256 * 1024;
 /// PCRs of the selection.
