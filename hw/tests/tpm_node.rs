@@ -74,6 +74,14 @@ fn make_credential(
     (blob.value().to_vec(), encrypted.value().to_vec())
 }
 
+fn make_credential_in_software(
+    ek: &attest_wire::tpm::Public,
+    object: &attest_wire::tpm::Name,
+    secret: &[u8],
+) -> attest_wire::credential::CredentialBlob {
+    attest_wire::credential::make_credential(ek, object, secret, &mut rand_core::OsRng).unwrap()
+}
+
 fn verify_ecdsa(ak_public: &[u8], message: &[u8], signature: &[u8]) {
     let point = [&[4], &ak_public[22..54], &ak_public[56..88]].concat();
     let key = p256::ecdsa::VerifyingKey::from_sec1_bytes(&point).unwrap();
@@ -106,6 +114,8 @@ fn endorsement_keys_come_with_their_certificates() {
     assert_eq!(keys[0].public.len(), 314);
     assert_eq!(keys[1].public.len(), 170);
     for key in &keys {
+        let public = attest_wire::tpm::Public::decode(&key.public).unwrap();
+        attest_wire::templates::ek_template(&public).unwrap();
         let cert = key.cert_nv.as_ref().expect("has a certificate");
         assert_eq!(cert[0], 0x30);
         // The key of the public area is the one in the certificate.
@@ -127,6 +137,10 @@ fn ak_is_new_for_each_unique_and_made_by_our_template() {
     let second = tpm.create_ak([2; 64]).unwrap();
     assert_ne!(first, second);
     for public in [first, second] {
+        let decoded = attest_wire::tpm::Public::decode(&public).unwrap();
+        attest_wire::templates::Template::Ak
+            .check(&decoded)
+            .unwrap();
         assert_eq!(public.len(), 88);
         assert_eq!(
             hex::encode(&public[..22]),
@@ -168,6 +182,18 @@ fn activates_credentials_of_both_ranges_and_refuses_foreign_ones() {
         assert!(tpm.activate(&key.public, &blob, &encrypted).is_err());
         assert!(tpm.activate(&key.public, &[], &[]).is_err());
         assert!(tpm.activate(&key.public, &[0; 4096], &encrypted).is_err());
+    }
+    // The software MakeCredential of the gateway gives what this TPM opens.
+    for key in &keys {
+        let public = attest_wire::tpm::Public::decode(&key.public).unwrap();
+        let object = attest_wire::tpm::Public::decode(&ak).unwrap().name();
+        for secret in [[0x77; 32].as_slice(), &[1]] {
+            let made = make_credential_in_software(&public, &object, secret);
+            let opened = tpm
+                .activate(&key.public, &made.id_object, &made.secret)
+                .unwrap();
+            assert_eq!(opened[..], *secret);
+        }
     }
     // An EK of another TPM is not ours to use.
     let foreign = NodeDevice::open(&other.tcti())
