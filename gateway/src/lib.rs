@@ -4,3 +4,9 @@
 
 pub mod config;
 pub mod handle;
+pub mod images;
+pub mod metrics;
+pub mod shell;
+pub mod telemetry;
+#[cfg(test)]
+pub(crate) mod testing;

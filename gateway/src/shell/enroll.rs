@@ -1,0 +1,268 @@
+//! The attest endpoint: hello and evidence on one TLS 1.3 connection (docs/PROTOCOL.md section 2).
+//!
+//! Decides only transport: one hello, then one evidence, sizes, times. The exporter that binds
+//! evidence to this connection is taken before HTTP starts. Bodies go to the driver as received,
+//! because hashes are taken over them; nothing is decoded here. What an unproven node is told is
+//! `not_admitted` and a correlation id, the reason goes to the log.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use attest_wire::v1::{
+    AttestationResult, EVIDENCE_MAX_BYTES, EVIDENCE_PATH, EXPORTER_LABEL, HELLO_MAX_BYTES,
+    HELLO_PATH, Verdict,
+};
+use gateway_core::reason::Reason;
+use hyper::body::Incoming;
+use hyper::header;
+use hyper::{Method, Request, Response, StatusCode};
+use rand_core::{OsRng, RngCore as _};
+use rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
+
+use crate::handle::{ConnId, Connection, Handle, WireReply};
+use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
+use crate::shell::http::{self, Body};
+use crate::shell::listen::{self, Listener};
+use crate::telemetry;
+
+/// Time to receive one body: 512 KiB at the slowest link that boots an 80 MiB image at all.
+const BODY_LIMIT: Duration = Duration::from_secs(20);
+/// When a node should come back after a refusal of the transport.
+const RETRY_SECS: u32 = 15;
+const NAME: &str = "attest";
+
+/// What the attest listener needs.
+#[derive(Clone)]
+pub struct AttestService {
+    /// The driver.
+    pub handle: Handle,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Serves attesters until `cancel`.
+pub async fn run(
+    listener: Listener,
+    tls: Arc<ServerConfig>,
+    service: AttestService,
+    cancel: CancellationToken,
+) {
+    let next = Arc::new(AtomicU64::new(1));
+    listener
+        .run(cancel, move |stream, peer, cancel| {
+            let (service, tls) = (service.clone(), tls.clone());
+            let id = ConnId(next.fetch_add(1, Ordering::Relaxed));
+            async move {
+                let limit = listen::ATTEST.handshake;
+                let Some(stream) =
+                    listen::handshake(NAME, tls, limit, stream, peer, &service.metrics).await
+                else {
+                    return;
+                };
+                let mut session = [0; 16];
+                OsRng.fill_bytes(&mut session);
+                let exported = stream.get_ref().1.export_keying_material(
+                    [0u8; 32],
+                    EXPORTER_LABEL,
+                    Some(&session),
+                );
+                let exporter = match exported {
+                    Ok(exporter) => exporter,
+                    Err(error) => {
+                        tracing::error!(%peer, %error, "no TLS exporter");
+                        return;
+                    }
+                };
+                let talk = Arc::new(Talk {
+                    connection: Connection {
+                        id,
+                        peer,
+                        session,
+                        exporter,
+                    },
+                    next: Mutex::new(Next::Hello),
+                });
+                // Also when this task is dropped at the end of the session's time.
+                let _closing = Closing {
+                    handle: service.handle.clone(),
+                    id,
+                };
+                http::serve(stream, listen::ATTEST.idle, cancel, |request| {
+                    service.answer(talk.clone(), request)
+                })
+                .await;
+            }
+        })
+        .await;
+}
+
+/// One connection.
+struct Talk {
+    connection: Connection,
+    next: Mutex<Next>,
+}
+
+/// What the node may send next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Hello,
+    Evidence,
+    Nothing,
+}
+
+impl Next {
+    fn name(self) -> &'static str {
+        match self {
+            Next::Hello => "POST /v1/hello",
+            Next::Evidence => "POST /v1/evidence",
+            Next::Nothing => "a new connection",
+        }
+    }
+}
+
+/// Tells the driver that the session died, however the connection ended.
+struct Closing {
+    handle: Handle,
+    id: ConnId,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let (handle, id) = (self.handle.clone(), self.id);
+        // The runtime is gone only when the process ends, and sessions with it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { handle.connection_closed(id).await });
+        }
+    }
+}
+
+impl AttestService {
+    async fn answer(&self, talk: Arc<Talk>, request: Request<Incoming>) -> Response<Body> {
+        let peer = talk.connection.peer;
+        let response = match self.exchange(&talk, request).await {
+            Ok(reply) => written(reply),
+            Err((status, reason)) => self.refuse(peer, status, &reason),
+        };
+        self.metrics
+            .count(RESPONSES, format!("{NAME}/{}", response.status().as_u16()));
+        response
+    }
+
+    async fn exchange(
+        &self,
+        talk: &Talk,
+        request: Request<Incoming>,
+    ) -> Result<WireReply, (StatusCode, Reason)> {
+        let asked = match request.uri().path() {
+            HELLO_PATH => Next::Hello,
+            EVIDENCE_PATH => Next::Evidence,
+            other => {
+                let found = telemetry::redact(other);
+                return Err((StatusCode::NOT_FOUND, wrong("malformed.path", found)));
+            }
+        };
+        if *request.method() != Method::POST {
+            let found = telemetry::redact(request.method().as_str());
+            return Err((
+                StatusCode::METHOD_NOT_ALLOWED,
+                wrong("malformed.method", found),
+            ));
+        }
+        take_turn(talk, asked)?;
+        let max = match asked {
+            Next::Evidence => EVIDENCE_MAX_BYTES,
+            Next::Hello | Next::Nothing => HELLO_MAX_BYTES,
+        };
+        let body = http::read_body(request, max, BODY_LIMIT).await?;
+        let reply = match asked {
+            Next::Evidence => self.handle.evidence(talk.connection.id, body).await,
+            Next::Hello | Next::Nothing => self.handle.hello(talk.connection.clone(), body).await,
+        };
+        let reply = reply.map_err(|_| {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Reason::new(
+                    "gateway.busy",
+                    "a gateway that takes requests",
+                    "a full queue, or one that stops",
+                    "docs/OPERATIONS.md, bounds",
+                    "wait; see /healthz",
+                ),
+            )
+        })?;
+        if reply.close {
+            *talk.next.lock().unwrap_or_else(PoisonError::into_inner) = Next::Nothing;
+        }
+        Ok(reply)
+    }
+
+    /// What an unproven node is told is the same for every cause; the log has the cause.
+    fn refuse(&self, peer: SocketAddr, status: StatusCode, reason: &Reason) -> Response<Body> {
+        let mut id = [0; 8];
+        OsRng.fill_bytes(&mut id);
+        let correlation = hex::encode(id);
+        self.metrics.count(REQUESTS_REFUSED, reason.code.clone());
+        let span = tracing::info_span!("attest", %correlation);
+        span.in_scope(|| telemetry::refused(NAME, peer, reason));
+        let mut response = http::json(
+            status,
+            &AttestationResult {
+                verdict: Verdict::NotAdmitted,
+                code: "not_admitted".to_owned(),
+                hint: "the gateway's log has the reason".to_owned(),
+                correlation,
+                retry_secs: RETRY_SECS,
+                receipt: None,
+                devid_chain: Vec::new(),
+            },
+        );
+        http::set(&mut response, header::CONNECTION, "close");
+        response
+    }
+}
+
+/// A step is used up when it begins: a second hello never replaces the first one's session.
+fn take_turn(talk: &Talk, asked: Next) -> Result<(), (StatusCode, Reason)> {
+    let mut next = talk.next.lock().unwrap_or_else(PoisonError::into_inner);
+    if *next != asked {
+        return Err((
+            StatusCode::CONFLICT,
+            Reason::new(
+                "session.order",
+                next.name(),
+                asked.name(),
+                "docs/PROTOCOL.md section 2",
+                "one hello and one evidence per connection",
+            ),
+        ));
+    }
+    *next = match asked {
+        Next::Hello => Next::Evidence,
+        Next::Evidence | Next::Nothing => Next::Nothing,
+    };
+    Ok(())
+}
+
+fn wrong(code: &'static str, found: String) -> Reason {
+    Reason::new(
+        code,
+        "POST /v1/hello or POST /v1/evidence",
+        found,
+        "docs/PROTOCOL.md section 2",
+        "use this gateway's own attester image",
+    )
+}
+
+fn written(reply: WireReply) -> Response<Body> {
+    let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    // The challenge is hashed as sent: not a byte is added.
+    let mut response = http::response(status, "application/json", reply.body);
+    http::set(&mut response, header::CACHE_CONTROL, "no-store");
+    if reply.close {
+        http::set(&mut response, header::CONNECTION, "close");
+    }
+    response
+}

@@ -1,0 +1,12 @@
+//! The tokio ring: sockets in, decisions by the cores, bytes out.
+//!
+//! Each file reads, asks (`crate::handle::Handle` or a core) and does what it was told.
+
+pub mod enroll;
+pub mod health;
+pub mod http;
+pub mod https_boot;
+pub mod listen;
+#[cfg(test)]
+mod tests;
+pub mod tls;
