@@ -75,6 +75,8 @@ impl std::fmt::Display for EkName {
 }
 
 /// Wall-clock milliseconds since 1970, UTC. Comes in from the shell, never read in a core.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct UnixMillis(pub u64);
