@@ -1,5 +1,7 @@
 //! The ledger through the front door: what an auditor and a restarted daemon see.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::fs;

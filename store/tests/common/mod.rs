@@ -1,5 +1,5 @@
 //! A ledger key under a throw-away infra CA, and records to write.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use gateway_core::identity::{EkName, MacAddr, UnixMillis};
 use gateway_core::reason::Reason;
