@@ -1,0 +1,93 @@
+//! What is done with bytes that an enemy chose: one function for each parser of untrusted input.
+//!
+//! A body calls the parser's public function and checks what must hold for *every* input: it
+//! returns, and what it accepted survives a round trip. The targets in `fuzz_targets/` and the
+//! smoke run in `smoke/` call nothing else.
+
+#![forbid(unsafe_code)]
+
+pub mod dhcp;
+pub mod tpm;
+pub mod wire;
+
+/// One target.
+pub struct Target {
+    /// Name, also of the file in `fuzz_targets/`.
+    pub name: &'static str,
+    /// The body.
+    pub body: fn(&[u8]),
+    /// Seeds that are always there.
+    pub built_in: fn() -> Vec<Vec<u8>>,
+    /// Folders with seed files: below the repository's root, or below the field files
+    /// (`corpus:NAME`, when `VESTIBULE_CORPUS` is set). Absent ones give none.
+    pub folders: &'static [&'static str],
+    /// Cuts one seed file into inputs.
+    pub cut: fn(Vec<u8>) -> Vec<Vec<u8>>,
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "dhcp",
+        body: dhcp::server,
+        built_in: dhcp::seeds,
+        folders: &["tests/vectors/dhcp", "corpus:dhcp"],
+        cut: dhcp::payloads,
+    },
+    Target {
+        name: "wire_hello",
+        body: wire::hello,
+        built_in: wire::seeds,
+        folders: &["tests/vectors/wire/v1"],
+        cut: whole,
+    },
+    Target {
+        name: "wire_evidence",
+        body: wire::evidence,
+        built_in: wire::seeds,
+        folders: &["tests/vectors/wire/v1"],
+        cut: whole,
+    },
+    Target {
+        name: "wire_reply",
+        body: wire::reply,
+        built_in: wire::seeds,
+        folders: &["tests/vectors/wire/v1"],
+        cut: whole,
+    },
+    Target {
+        name: "tpm_public",
+        body: tpm::public,
+        built_in: tpm::public_seeds,
+        folders: &["tests/vectors/tpm"],
+        cut: whole,
+    },
+    Target {
+        name: "tpm_attest",
+        body: tpm::attest,
+        built_in: tpm::attest_seeds,
+        folders: &["tests/vectors/tpm", "corpus:quote"],
+        cut: whole,
+    },
+    Target {
+        name: "tpm_signature",
+        body: tpm::signature,
+        built_in: tpm::signature_seeds,
+        folders: &["tests/vectors/tpm", "corpus:quote"],
+        cut: whole,
+    },
+];
+
+/// The file is one input.
+fn whole(file: Vec<u8>) -> Vec<Vec<u8>> {
+    vec![file]
+}
+
+/// Inputs that begin `before` bytes ahead of each `mark` in a capture file. Good enough for seeds.
+fn around(file: &[u8], mark: &[u8], before: usize, len_max: usize) -> Vec<Vec<u8>> {
+    (before..file.len().saturating_sub(mark.len()))
+        .filter(|&at| file[at..].starts_with(mark))
+        .map(|at| at - before)
+        .map(|start| file[start..file.len().min(start + len_max)].to_vec())
+        .collect()
+}

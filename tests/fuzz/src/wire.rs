@@ -1,0 +1,52 @@
+//! Messages of the attestation exchange: hello and evidence are read by the gateway, challenge and
+//! result by the attester.
+
+use std::fmt::Debug;
+
+use attest_wire::v1::{self, Binding, Malformed};
+use serde::Serialize;
+
+/// Decodes; what was accepted must be accepted again after encoding, and be equal.
+fn round_trip<T: Serialize + PartialEq + Debug>(
+    decode: fn(&[u8]) -> Result<T, Malformed>,
+    body: &[u8],
+) {
+    let Ok(message) = decode(body) else { return };
+    let encoded = serde_json::to_vec(&message).expect("a decoded message can be encoded");
+    match decode(&encoded) {
+        Ok(again) => assert_eq!(again, message),
+        // The encoding can be longer than the input (escapes), and so too long: nothing else.
+        Err(malformed) => assert_eq!(malformed.code, "malformed.size", "{malformed}"),
+    }
+}
+
+/// Hello.
+pub fn hello(body: &[u8]) {
+    round_trip(v1::decode_hello, body);
+    // The binding takes any bytes.
+    let _ = Binding::new(body, body, [0; 32]).digest("quote");
+}
+
+/// Evidence.
+pub fn evidence(body: &[u8]) {
+    round_trip(v1::decode_evidence, body);
+}
+
+/// Challenge and result.
+pub fn reply(body: &[u8]) {
+    round_trip(v1::decode_challenge, body);
+    round_trip(v1::decode_result, body);
+}
+
+/// Small JSON with the traps of JSON in it.
+pub fn seeds() -> Vec<Vec<u8>> {
+    [
+        r#"{}"#,
+        r#"{"version":1,"version":1}"#,
+        r#"{"version":1e999,"arch":"\ud800","eks":[[[[[[[["#,
+        r#"{"session":"AAAA","nonce":"__--","credentials":[],"pcr_selection":[255,256,-1]}"#,
+    ]
+    .into_iter()
+    .map(|text| text.as_bytes().to_vec())
+    .collect()
+}
