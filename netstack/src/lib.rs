@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod dhcp;
+pub mod lldp;
 pub mod tftp;
 
 mod explain;

@@ -1,0 +1,18 @@
+//! LLDP receiver core (IEEE 802.1AB-2016), and the encoder for our own announcements.
+//!
+//! [`tlv`] reads a frame, [`neighbour`] keeps who was heard where until its TTL ends, [`id`]
+//! compares what was heard with what was declared. LLDP is unauthenticated: a frame is evidence
+//! of a port only as far as the cable is trusted, and everything in it is text of a stranger.
+
+pub mod id;
+pub mod neighbour;
+pub mod tlv;
+
+pub use id::{Comparison, Id, IdKind, Tolerance, compare};
+pub use neighbour::{Change, Neighbour, Table};
+pub use tlv::{Frame, Lldpdu, Refused};
+
+/// EtherType of LLDP.
+pub const ETHERTYPE: u16 = 0x88cc;
+/// Group address "nearest bridge" (802.1AB table 7-1); bridges do not forward it.
+pub const NEAREST_BRIDGE: crate::MacAddr = crate::MacAddr([0x01, 0x80, 0xc2, 0x00, 0x00, 0x0e]);

@@ -1,0 +1,643 @@
+//! LLDP frames: Ethernet and VLAN tags by etherparse, TLVs here (IEEE 802.1AB-2016 clause 8).
+//!
+//! The first three TLVs must be right or the frame is refused. After them a bad TLV costs itself
+//! and leaves a note: switches send odd things there, and the port is known already.
+
+use std::net::IpAddr;
+
+use etherparse::{EtherType, Ethernet2Slice, SingleVlanSlice};
+
+use super::{ETHERTYPE, Id, IdKind, NEAREST_BRIDGE};
+use crate::{Explanation, MacAddr};
+
+/// Longest frame read; LLDP never needs more than one Ethernet frame, with room for tags.
+const FRAME_LEN_MAX: usize = 1600;
+/// Most TLVs read of one frame.
+const TLVS_MAX: usize = 128;
+/// Most VLAN tags passed over.
+const TAGS_MAX: usize = 2;
+/// A TLV's length field has nine bits.
+const TLV_LEN_MAX: usize = 511;
+/// 802.1AB limits its own texts to this.
+const TEXT_LEN_MAX: usize = 255;
+
+mod kind {
+    pub const END: u8 = 0;
+    pub const CHASSIS_ID: u8 = 1;
+    pub const PORT_ID: u8 = 2;
+    pub const TTL: u8 = 3;
+    pub const PORT_DESCRIPTION: u8 = 4;
+    pub const SYSTEM_NAME: u8 = 5;
+    pub const SYSTEM_DESCRIPTION: u8 = 6;
+    pub const CAPABILITIES: u8 = 7;
+    pub const MANAGEMENT_ADDRESS: u8 = 8;
+    pub const ORGANISATION: u8 = 127;
+}
+
+/// IEEE 802.1's organisation code.
+const OUI_8021: [u8; 3] = [0x00, 0x80, 0xc2];
+
+/// A received frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Ethernet source.
+    pub source: MacAddr,
+    /// Ethernet destination.
+    pub destination: MacAddr,
+    /// VLAN of the outermost tag. A tagged frame did not come from the nearest bridge as the
+    /// standard wants it; some switches do it nevertheless.
+    pub vlan: Option<u16>,
+    /// Its contents.
+    pub lldpdu: Lldpdu,
+}
+
+/// One LLDPDU. Untrusted text throughout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lldpdu {
+    /// Chassis ID.
+    pub chassis: Id,
+    /// Port ID.
+    pub port: Id,
+    /// Time to live in seconds; 0 is the sender's good-bye.
+    pub ttl_secs: u16,
+    /// Port description.
+    pub port_description: Option<String>,
+    /// System name.
+    pub system_name: Option<String>,
+    /// System description.
+    pub system_description: Option<String>,
+    /// System capabilities.
+    pub capabilities: Option<Capabilities>,
+    /// Management addresses; several are legal.
+    pub management: Vec<ManagementAddress>,
+    /// 802.1 port VLAN id (annex D.2.1); 0 when the port has none.
+    pub pvid: Option<u16>,
+    /// 802.1 VLAN names (annex D.2.3).
+    pub vlan_names: Vec<(u16, String)>,
+    /// Organisational TLVs that are not read here, as they came.
+    pub organisation: Vec<OrganisationTlv>,
+    /// TLVs of types 9 to 126, as they came.
+    pub reserved: Vec<(u8, Vec<u8>)>,
+    /// What could not be read after the mandatory part.
+    pub notes: Vec<Note>,
+}
+
+/// System capabilities (table 8-4), one bit each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What the system can be.
+    pub supported: u16,
+    /// What it is.
+    pub enabled: u16,
+}
+
+impl Capabilities {
+    /// MAC bridge.
+    pub const BRIDGE: u16 = 1 << 2;
+    /// Router.
+    pub const ROUTER: u16 = 1 << 4;
+    /// Station only.
+    pub const STATION: u16 = 1 << 7;
+}
+
+/// One management address (clause 8.5.9).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManagementAddress {
+    /// IANA address family: 1 IPv4, 2 IPv6, 6 hardware address.
+    pub family: u8,
+    /// Address octets.
+    pub addr: Vec<u8>,
+    /// Interface numbering: 1 unknown, 2 ifIndex, 3 system port.
+    pub numbering: u8,
+    /// Interface number.
+    pub interface: u32,
+    /// Object identifier, opaque: some switches put text here.
+    pub oid: Vec<u8>,
+}
+
+impl ManagementAddress {
+    /// The IP address, if it is one.
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self.family {
+            1 => <[u8; 4]>::try_from(self.addr.as_slice())
+                .ok()
+                .map(IpAddr::from),
+            2 => <[u8; 16]>::try_from(self.addr.as_slice())
+                .ok()
+                .map(IpAddr::from),
+            _ => None,
+        }
+    }
+}
+
+/// An organisational TLV (clause 8.6). One without information is legal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrganisationTlv {
+    /// Organisationally unique identifier.
+    pub oui: [u8; 3],
+    /// Subtype.
+    pub subtype: u8,
+    /// Information.
+    pub value: Vec<u8>,
+}
+
+/// A TLV after the mandatory part that was left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// The length points past the frame; nothing after it was read.
+    Truncated {
+        /// TLV type.
+        kind: u8,
+        /// Octets announced.
+        announced: usize,
+        /// Octets left.
+        left: usize,
+    },
+    /// The contents do not fit the type.
+    BadContents {
+        /// TLV type.
+        kind: u8,
+        /// Octets it has.
+        len: usize,
+    },
+    /// A TLV that may come once came again; the first counts.
+    Repeated {
+        /// TLV type.
+        kind: u8,
+    },
+    /// No End TLV.
+    NoEnd,
+    /// More TLVs than are read.
+    TooMany,
+}
+
+/// Why a frame is not served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// No Ethernet header, or a cut VLAN tag.
+    #[error("frame of {len} bytes is too short")]
+    TooShort {
+        /// Octets.
+        len: usize,
+    },
+    /// Over the bound.
+    #[error("frame of {len} bytes")]
+    TooLong {
+        /// Octets.
+        len: usize,
+    },
+    /// Another protocol.
+    #[error("EtherType {0:#06x}")]
+    NotLldp(u16),
+    /// Source is a group address.
+    #[error("source address {0}")]
+    Source(MacAddr),
+    /// One of the first three TLVs is missing, out of order or malformed.
+    #[error("{what}: {found}")]
+    Mandatory {
+        /// Which one.
+        what: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// A mandatory TLV came twice; the standard wants the frame discarded.
+    #[error("a second {0} TLV")]
+    Twice(&'static str),
+    /// The neighbour table has no room (see [`super::neighbour::Limits`]).
+    #[error("{held} neighbours on {iface}")]
+    TooManyNeighbours {
+        /// Interface.
+        iface: String,
+        /// Neighbours held, which is the bound.
+        held: usize,
+    },
+}
+
+impl Refused {
+    /// Stable code, also the metric label.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::TooShort { .. } => "lldp.too_short",
+            Self::TooLong { .. } => "lldp.too_long",
+            Self::NotLldp(_) => "lldp.not_lldp",
+            Self::Source(_) => "lldp.source",
+            Self::Mandatory { .. } => "lldp.mandatory",
+            Self::Twice(_) => "lldp.twice",
+            Self::TooManyNeighbours { .. } => "lldp.too_many_neighbours",
+        }
+    }
+
+    /// The five parts for log, API and ledger.
+    pub fn explain(&self) -> Explanation {
+        const CAPTURE: &str =
+            "capture the frame with tcpdump -w and look at the switch's LLDP settings";
+        let (expected, source, next) = match self {
+            Self::TooShort { .. } => (
+                "an Ethernet frame".to_owned(),
+                "IEEE 802.3 clause 3",
+                CAPTURE,
+            ),
+            Self::TooLong { .. } => (
+                format!("at most {FRAME_LEN_MAX} bytes"),
+                "limit of this receiver",
+                CAPTURE,
+            ),
+            Self::NotLldp(_) => (
+                "EtherType 0x88cc".to_owned(),
+                "IEEE 802.1AB clause 7.4",
+                CAPTURE,
+            ),
+            Self::Source(_) => (
+                "an individual address".to_owned(),
+                "IEEE 802.1AB clause 7.2",
+                CAPTURE,
+            ),
+            Self::Mandatory { .. } => (
+                "Chassis ID, Port ID and TTL, in this order".to_owned(),
+                "IEEE 802.1AB clause 8.2",
+                CAPTURE,
+            ),
+            Self::Twice(_) => (
+                "each mandatory TLV once".to_owned(),
+                "IEEE 802.1AB clause 9.2.7.7",
+                CAPTURE,
+            ),
+            Self::TooManyNeighbours { held, .. } => (
+                format!("fewer than {held} neighbours"),
+                "limit of this receiver",
+                "look for a hub or a bridge that forwards LLDP between the switch and the machine",
+            ),
+        };
+        Explanation {
+            code: self.code(),
+            expected,
+            found: self.to_string(),
+            source,
+            next,
+        }
+    }
+}
+
+impl Frame {
+    /// Reads one Ethernet frame, tagged or not, without FCS.
+    ///
+    /// # Errors
+    /// The first rule that does not hold; see [`Refused`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Refused> {
+        let short = || Refused::TooShort { len: bytes.len() };
+        if bytes.len() > FRAME_LEN_MAX {
+            return Err(Refused::TooLong { len: bytes.len() });
+        }
+        let ethernet = Ethernet2Slice::from_slice_without_fcs(bytes).map_err(|_| short())?;
+        let (mut ether_type, mut payload) = (ethernet.ether_type(), ethernet.payload_slice());
+        let mut vlan = None;
+        for _ in 0..TAGS_MAX {
+            if !matches!(
+                ether_type,
+                EtherType::VLAN_TAGGED_FRAME
+                    | EtherType::PROVIDER_BRIDGING
+                    | EtherType::VLAN_DOUBLE_TAGGED_FRAME
+            ) {
+                break;
+            }
+            let tag = SingleVlanSlice::from_slice(payload).map_err(|_| short())?;
+            vlan.get_or_insert(tag.vlan_identifier().value());
+            (ether_type, payload) = (tag.ether_type(), tag.payload_slice());
+        }
+        if ether_type.0 != ETHERTYPE {
+            return Err(Refused::NotLldp(ether_type.0));
+        }
+        let source = MacAddr(ethernet.source());
+        if source.is_group() {
+            return Err(Refused::Source(source));
+        }
+        let destination = MacAddr(ethernet.destination());
+        Ok(Self {
+            source,
+            destination,
+            vlan,
+            lldpdu: Lldpdu::parse(payload)?,
+        })
+    }
+
+    /// An untagged frame to the nearest bridge.
+    pub fn announce(source: MacAddr, lldpdu: Lldpdu) -> Self {
+        Self {
+            source,
+            destination: NEAREST_BRIDGE,
+            vlan: None,
+            lldpdu,
+        }
+    }
+
+    /// The frame's octets, without padding and FCS.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(256);
+        out.extend_from_slice(&self.destination.0);
+        out.extend_from_slice(&self.source.0);
+        if let Some(vlan) = self.vlan {
+            out.extend_from_slice(&EtherType::VLAN_TAGGED_FRAME.0.to_be_bytes());
+            out.extend_from_slice(&(vlan & 0x0fff).to_be_bytes());
+        }
+        out.extend_from_slice(&ETHERTYPE.to_be_bytes());
+        out.extend_from_slice(&self.lldpdu.encode());
+        out
+    }
+}
+
+/// Takes one TLV: type, value, rest. `Err` holds announced and available length.
+fn take(bytes: &[u8]) -> Option<(u8, Result<(&[u8], &[u8]), (usize, usize)>)> {
+    let (head, rest) = bytes.split_first_chunk::<2>()?;
+    let kind = head[0] >> 1;
+    let len = usize::from(head[0] & 1) << 8 | usize::from(head[1]);
+    Some((kind, rest.split_at_checked(len).ok_or((len, rest.len()))))
+}
+
+/// One of the first three TLVs.
+fn mandatory<'a>(
+    bytes: &'a [u8],
+    want: u8,
+    what: &'static str,
+) -> Result<(&'a [u8], &'a [u8]), Refused> {
+    let refuse = |found: String| Refused::Mandatory { what, found };
+    match take(bytes) {
+        None => Err(refuse(format!("{} bytes left", bytes.len()))),
+        Some((kind, _)) if kind != want => Err(refuse(format!("TLV type {kind} in its place"))),
+        Some((_, Err((len, left)))) => Err(refuse(format!("length {len} with {left} bytes left"))),
+        Some((_, Ok(found))) => Ok(found),
+    }
+}
+
+fn id(value: &[u8], what: &'static str, kind: fn(u8) -> IdKind) -> Result<Id, Refused> {
+    match value.split_first() {
+        Some((subtype, octets)) if (1..=TEXT_LEN_MAX).contains(&octets.len()) => Ok(Id {
+            kind: kind(*subtype),
+            octets: octets.to_vec(),
+        }),
+        _ => Err(Refused::Mandatory {
+            what,
+            found: format!("length {}", value.len()),
+        }),
+    }
+}
+
+impl Lldpdu {
+    /// An LLDPDU with the mandatory part only.
+    pub fn new(chassis: Id, port: Id, ttl_secs: u16) -> Self {
+        Self {
+            chassis,
+            port,
+            ttl_secs,
+            port_description: None,
+            system_name: None,
+            system_description: None,
+            capabilities: None,
+            management: Vec::new(),
+            pvid: None,
+            vlan_names: Vec::new(),
+            organisation: Vec::new(),
+            reserved: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Whether the sender says good-bye (clause 9.1.2.2).
+    pub fn is_shutdown(&self) -> bool {
+        self.ttl_secs == 0
+    }
+
+    /// Reads an LLDPDU; what follows the End TLV is padding.
+    ///
+    /// # Errors
+    /// [`Refused::Mandatory`] and [`Refused::Twice`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Refused> {
+        let (chassis, rest) = mandatory(bytes, kind::CHASSIS_ID, "Chassis ID")?;
+        let chassis = id(chassis, "Chassis ID", IdKind::of_chassis)?;
+        let (port, rest) = mandatory(rest, kind::PORT_ID, "Port ID")?;
+        let port = id(port, "Port ID", IdKind::of_port)?;
+        let (ttl, mut rest) = mandatory(rest, kind::TTL, "TTL")?;
+        let Some(ttl) = ttl.first_chunk::<2>() else {
+            return Err(Refused::Mandatory {
+                what: "TTL",
+                found: format!("length {}", ttl.len()),
+            });
+        };
+        let mut pdu = Self::new(chassis, port, u16::from_be_bytes(*ttl));
+        for _ in 0..TLVS_MAX {
+            match take(rest) {
+                None => {
+                    pdu.notes.push(Note::NoEnd);
+                    return Ok(pdu);
+                }
+                Some((kind::END, _)) => return Ok(pdu),
+                Some((kind, Err((announced, left)))) => {
+                    pdu.notes.push(Note::Truncated {
+                        kind,
+                        announced,
+                        left,
+                    });
+                    return Ok(pdu);
+                }
+                Some((kind, Ok((value, tail)))) => {
+                    pdu.optional(kind, value)?;
+                    rest = tail;
+                }
+            }
+        }
+        pdu.notes.push(Note::TooMany);
+        Ok(pdu)
+    }
+
+    fn optional(&mut self, kind: u8, value: &[u8]) -> Result<(), Refused> {
+        let bad = Note::BadContents {
+            kind,
+            len: value.len(),
+        };
+        match kind {
+            kind::CHASSIS_ID => return Err(Refused::Twice("Chassis ID")),
+            kind::PORT_ID => return Err(Refused::Twice("Port ID")),
+            kind::TTL => return Err(Refused::Twice("TTL")),
+            kind::PORT_DESCRIPTION => once(
+                &mut self.port_description,
+                text(value),
+                kind,
+                &mut self.notes,
+            ),
+            kind::SYSTEM_NAME => once(&mut self.system_name, text(value), kind, &mut self.notes),
+            kind::SYSTEM_DESCRIPTION => {
+                once(
+                    &mut self.system_description,
+                    text(value),
+                    kind,
+                    &mut self.notes,
+                );
+            }
+            kind::CAPABILITIES => match *value {
+                [a, b, c, d, ..] => {
+                    let found = Capabilities {
+                        supported: u16::from_be_bytes([a, b]),
+                        enabled: u16::from_be_bytes([c, d]),
+                    };
+                    once(&mut self.capabilities, found, kind, &mut self.notes);
+                }
+                _ => self.notes.push(bad),
+            },
+            kind::MANAGEMENT_ADDRESS => match management(value) {
+                Some(found) => self.management.push(found),
+                None => self.notes.push(bad),
+            },
+            kind::ORGANISATION => match value.split_first_chunk::<4>() {
+                Some((&[a, b, c, subtype], value)) => {
+                    self.organisational([a, b, c], subtype, value)
+                }
+                None => self.notes.push(bad),
+            },
+            _ => self.reserved.push((kind, value.to_vec())),
+        }
+        Ok(())
+    }
+
+    fn organisational(&mut self, oui: [u8; 3], subtype: u8, value: &[u8]) {
+        match (oui, subtype, value) {
+            (OUI_8021, 1, &[a, b]) => {
+                let pvid = u16::from_be_bytes([a, b]);
+                once(&mut self.pvid, pvid, kind::ORGANISATION, &mut self.notes);
+            }
+            (OUI_8021, 3, [a, b, len, name @ ..]) if name.len() == usize::from(*len) => {
+                self.vlan_names
+                    .push((u16::from_be_bytes([*a, *b]), text(name)));
+            }
+            _ => {
+                if oui == OUI_8021 && matches!(subtype, 1 | 3) {
+                    self.notes.push(Note::BadContents {
+                        kind: kind::ORGANISATION,
+                        len: value.len() + 4,
+                    });
+                }
+                self.organisation.push(OrganisationTlv {
+                    oui,
+                    subtype,
+                    value: value.to_vec(),
+                });
+            }
+        }
+    }
+
+    /// The octets of the LLDPDU, End TLV included. Texts and values over the standard's maxima are
+    /// cut; notes are not sent.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(256);
+        let mut put = |kind: u8, value: &[u8]| {
+            let value = &value[..value.len().min(TLV_LEN_MAX)];
+            out.extend_from_slice(&(u16::from(kind) << 9 | value.len() as u16).to_be_bytes());
+            out.extend_from_slice(value);
+        };
+        let with_subtype = |subtype: u8, octets: &[u8]| {
+            let mut value = vec![subtype];
+            value.extend_from_slice(&octets[..octets.len().min(TEXT_LEN_MAX)]);
+            value
+        };
+        put(
+            kind::CHASSIS_ID,
+            &with_subtype(self.chassis.kind.chassis_subtype(), &self.chassis.octets),
+        );
+        put(
+            kind::PORT_ID,
+            &with_subtype(self.port.kind.port_subtype(), &self.port.octets),
+        );
+        put(kind::TTL, &self.ttl_secs.to_be_bytes());
+        for (kind, text) in [
+            (kind::PORT_DESCRIPTION, &self.port_description),
+            (kind::SYSTEM_NAME, &self.system_name),
+            (kind::SYSTEM_DESCRIPTION, &self.system_description),
+        ] {
+            if let Some(text) = text {
+                put(kind, &text.as_bytes()[..text.len().min(TEXT_LEN_MAX)]);
+            }
+        }
+        if let Some(Capabilities { supported, enabled }) = self.capabilities {
+            put(
+                kind::CAPABILITIES,
+                &[supported.to_be_bytes(), enabled.to_be_bytes()].concat(),
+            );
+        }
+        for address in &self.management {
+            put(kind::MANAGEMENT_ADDRESS, &address.encode());
+        }
+        let mut organisation = |oui: [u8; 3], subtype: u8, value: &[u8]| {
+            put(
+                kind::ORGANISATION,
+                &[oui.as_slice(), &[subtype], value].concat(),
+            );
+        };
+        if let Some(pvid) = self.pvid {
+            organisation(OUI_8021, 1, &pvid.to_be_bytes());
+        }
+        for (vlan, name) in &self.vlan_names {
+            let name = &name.as_bytes()[..name.len().min(32)];
+            organisation(
+                OUI_8021,
+                3,
+                &[&vlan.to_be_bytes()[..], &[name.len() as u8], name].concat(),
+            );
+        }
+        for tlv in &self.organisation {
+            organisation(tlv.oui, tlv.subtype, &tlv.value);
+        }
+        for (kind, value) in &self.reserved {
+            put(*kind, value);
+        }
+        put(kind::END, &[]);
+        out
+    }
+}
+
+impl ManagementAddress {
+    fn encode(&self) -> Vec<u8> {
+        let addr = &self.addr[..self.addr.len().min(31)];
+        let oid = &self.oid[..self.oid.len().min(128)];
+        let mut value = vec![addr.len() as u8 + 1, self.family];
+        value.extend_from_slice(addr);
+        value.push(self.numbering);
+        value.extend_from_slice(&self.interface.to_be_bytes());
+        value.push(oid.len() as u8);
+        value.extend_from_slice(oid);
+        value
+    }
+}
+
+/// Keeps the first value and notes the second.
+fn once<T>(slot: &mut Option<T>, value: T, kind: u8, notes: &mut Vec<Note>) {
+    match slot {
+        None => *slot = Some(value),
+        Some(_) => notes.push(Note::Repeated { kind }),
+    }
+}
+
+/// Text of a stranger: bad UTF-8 replaced, trailing NULs left out. Escape it before showing it.
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value)
+        .trim_end_matches('\0')
+        .to_owned()
+}
+
+fn management(value: &[u8]) -> Option<ManagementAddress> {
+    let (&len, rest) = value.split_first()?;
+    let (addr, rest) = rest.split_at_checked(usize::from(len))?;
+    let (&family, addr) = addr.split_first()?;
+    let (&numbering, rest) = rest.split_first()?;
+    let (interface, rest) = rest.split_first_chunk::<4>()?;
+    let (&len, oid) = rest.split_first()?;
+    // An OID shorter than announced is kept as far as it goes; nobody reads it.
+    let oid = oid.get(..usize::from(len)).unwrap_or(oid);
+    (!addr.is_empty()).then(|| ManagementAddress {
+        family,
+        addr: addr.to_vec(),
+        numbering,
+        interface: u32::from_be_bytes(*interface),
+        oid: oid.to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests;
