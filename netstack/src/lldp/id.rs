@@ -208,6 +208,9 @@ impl fmt::Display for Tolerance {
     }
 }
 
+/// One way to make two writings alike.
+type Step = (Tolerance, fn(&str) -> String);
+
 /// Compares a declared identifier (inventory text) with one heard.
 pub fn compare(declared: &str, heard: &Id) -> Comparison {
     let text = heard.to_string();
@@ -221,7 +224,7 @@ pub fn compare(declared: &str, heard: &Id) -> Comparison {
         };
     }
     // Each step may only make the two more alike; stop at the first that makes them equal.
-    let steps: [(Tolerance, fn(&str) -> String); 4] = [
+    let steps: [Step; 4] = [
         (Tolerance::Space, |text| text.split_whitespace().collect()),
         (Tolerance::Case, str::to_lowercase),
         (Tolerance::Abbreviation, long_form),
@@ -243,8 +246,6 @@ pub fn compare(declared: &str, heard: &Id) -> Comparison {
     }
     Comparison::Different
 }
-
-type Step = (Tolerance, fn(&str) -> String);
 
 /// Leaves out the steps that changed both sides alike and were not needed.
 fn needed(

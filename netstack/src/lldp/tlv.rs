@@ -345,25 +345,36 @@ impl Frame {
     }
 }
 
-/// Takes one TLV: type, value, rest. `Err` holds announced and available length.
-fn take(bytes: &[u8]) -> Option<(u8, Result<(&[u8], &[u8]), (usize, usize)>)> {
+/// A TLV's value and what follows it.
+type Taken<'a> = (&'a [u8], &'a [u8]);
+
+/// A TLV length that points past the end.
+struct Overrun {
+    announced: usize,
+    left: usize,
+}
+
+/// Takes one TLV: its type, then value and rest. `None` when less than a header is left.
+fn take(bytes: &[u8]) -> Option<(u8, Result<Taken<'_>, Overrun>)> {
     let (head, rest) = bytes.split_first_chunk::<2>()?;
     let kind = head[0] >> 1;
     let len = usize::from(head[0] & 1) << 8 | usize::from(head[1]);
-    Some((kind, rest.split_at_checked(len).ok_or((len, rest.len()))))
+    let overrun = Overrun {
+        announced: len,
+        left: rest.len(),
+    };
+    Some((kind, rest.split_at_checked(len).ok_or(overrun)))
 }
 
 /// One of the first three TLVs.
-fn mandatory<'a>(
-    bytes: &'a [u8],
-    want: u8,
-    what: &'static str,
-) -> Result<(&'a [u8], &'a [u8]), Refused> {
+fn mandatory<'a>(bytes: &'a [u8], want: u8, what: &'static str) -> Result<Taken<'a>, Refused> {
     let refuse = |found: String| Refused::Mandatory { what, found };
     match take(bytes) {
         None => Err(refuse(format!("{} bytes left", bytes.len()))),
         Some((kind, _)) if kind != want => Err(refuse(format!("TLV type {kind} in its place"))),
-        Some((_, Err((len, left)))) => Err(refuse(format!("length {len} with {left} bytes left"))),
+        Some((_, Err(Overrun { announced, left }))) => {
+            Err(refuse(format!("length {announced} with {left} bytes left")))
+        }
         Some((_, Ok(found))) => Ok(found),
     }
 }
@@ -430,7 +441,7 @@ impl Lldpdu {
                     return Ok(pdu);
                 }
                 Some((kind::END, _)) => return Ok(pdu),
-                Some((kind, Err((announced, left)))) => {
+                Some((kind, Err(Overrun { announced, left }))) => {
                     pdu.notes.push(Note::Truncated {
                         kind,
                         announced,
