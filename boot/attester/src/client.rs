@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use attest_wire::v1::{ATTEST_SERVER_NAME, EXPORTER_LABEL, REPLY_MAX_BYTES};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
+
+use crate::pin::PinError;
 
 /// Time for TCP connect and for each read or write.
 const IO_TIMEOUT: Duration = Duration::from_secs(15);
@@ -33,7 +35,10 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    /// The handshake failed, or the server is not the pinned one.
+    /// Somebody answers who is not the pinned gateway.
+    #[error("the server is not our gateway: {0}")]
+    NotPinned(#[source] PinError),
+    /// The handshake failed.
     #[error("TLS with the gateway failed: {0}")]
     Tls(#[source] rustls::Error),
     /// The connection broke.
@@ -71,7 +76,7 @@ impl Connection {
     /// Connects and completes the handshake.
     ///
     /// # Errors
-    /// [`ClientError::Connect`], [`ClientError::Tls`] (which names a pin mismatch) or
+    /// [`ClientError::Connect`], [`ClientError::NotPinned`], [`ClientError::Tls`] or
     /// [`ClientError::Io`].
     pub fn open(addr: SocketAddr, config: ClientConfig) -> Result<Self, ClientError> {
         let deadline = Instant::now() + CONNECTION_TIMEOUT;
@@ -224,15 +229,20 @@ fn timed_out(doing: &'static str) -> ClientError {
     }
 }
 
-/// rustls hands its own errors through `io::Error`.
+/// rustls hands its own errors through `io::Error`, and ours inside its own.
 fn tls_or_io(doing: &'static str, source: io::Error) -> ClientError {
-    match source
+    let Some(error) = source
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>())
+    else {
+        return ClientError::Io { doing, source };
+    };
+    if let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error
+        && let Some(pin) = other.0.downcast_ref::<PinError>()
     {
-        Some(error) => ClientError::Tls(error.clone()),
-        None => ClientError::Io { doing, source },
+        return ClientError::NotPinned(pin.clone());
     }
+    ClientError::Tls(error.clone())
 }
 
 #[cfg(test)]
