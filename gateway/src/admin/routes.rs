@@ -1,0 +1,241 @@
+//! One arm per operation of the admin API. Each asks the driver and writes down its answer.
+
+use std::time::Duration;
+
+use gateway_core::identity::MachineId;
+use gateway_core::reason::Reason;
+use gateway_core::view::MachineView;
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use serde::de::DeserializeOwned;
+
+use super::types::{
+    ApproveRequest, Done, FloorRequest, ImageList, LedgerPage, MachineList, NoFields, Timeline,
+    WithdrawRequest,
+};
+use super::{AdminService, Operation, page};
+use crate::handle::{Busy, Caller, Command};
+use crate::metrics::ADMIN_ACTS;
+use crate::shell::http::{self, Body};
+use crate::telemetry;
+
+/// Largest request body, in bytes: an approval with every field is below 2 KiB.
+const BODY_MAX_BYTES: usize = 16 * 1024;
+/// Time to receive it.
+const BODY_LIMIT: Duration = Duration::from_secs(10);
+/// Most ledger entries per page: bounds one answer to about a megabyte.
+const LEDGER_PAGE_MAX: usize = 1000;
+/// Ledger entries per page when nothing is said.
+const LEDGER_PAGE: usize = 200;
+
+type Refusal = (StatusCode, Reason);
+
+/// Performs one operation; `subject` is the `{}` segment of its path.
+pub(super) async fn perform(
+    service: &AdminService,
+    caller: &Caller,
+    operation: Operation,
+    subject: String,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let handle = &service.handle;
+    let machine = MachineId(subject.clone());
+    let command = match operation {
+        Operation::Style => {
+            return Ok(http::response(StatusCode::OK, "text/css", page::STYLE));
+        }
+        Operation::Page => {
+            let status = handle.status().await.map_err(busy)?;
+            let machines = handle.machines().await.map_err(busy)?;
+            let images = handle.images().await.map_err(busy)?;
+            return Ok(html(page::index(&status, &machines, &images, caller)));
+        }
+        Operation::MachinePage => {
+            let view = machine_view(service, &machine).await?;
+            let timeline = handle.timeline(machine).await.map_err(busy)?;
+            return Ok(html(page::machine(&view, &timeline.unwrap_or_default())));
+        }
+        Operation::Status => {
+            let status = handle.status().await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &status));
+        }
+        Operation::Machines => {
+            let machines = handle.machines().await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &MachineList { machines }));
+        }
+        Operation::Claims => {
+            let mut machines = handle.machines().await.map_err(busy)?;
+            machines.retain(|machine| machine.state == "pending");
+            return Ok(http::json(StatusCode::OK, &MachineList { machines }));
+        }
+        Operation::Machine => {
+            let view = machine_view(service, &machine).await?;
+            return Ok(http::json(StatusCode::OK, &view));
+        }
+        Operation::Timeline => {
+            let timeline = handle.timeline(machine.clone()).await.map_err(busy)?;
+            let timeline = timeline.ok_or_else(|| unknown(&machine))?;
+            return Ok(http::json(StatusCode::OK, &Timeline { timeline }));
+        }
+        Operation::Ledger => return ledger(service, request.uri().query()).await,
+        Operation::Images => {
+            let images = handle.images().await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &ImageList { images }));
+        }
+        Operation::Approve => read::<ApproveRequest>(request)
+            .await?
+            .into_command(machine)
+            .map_err(bad_request)?,
+        Operation::Withdraw => read::<WithdrawRequest>(request)
+            .await?
+            .into_command(machine)
+            .map_err(bad_request)?,
+        Operation::Cordon => bare(request, Command::Cordon(machine)).await?,
+        Operation::Uncordon => bare(request, Command::Uncordon(machine)).await?,
+        Operation::MarkInstalled => bare(request, Command::MarkInstalled(machine)).await?,
+        Operation::Retire => bare(request, Command::Retire(machine)).await?,
+        Operation::ImageFloor => {
+            let floor = read::<FloorRequest>(request).await?.floor;
+            Command::ImageFloor(subject, floor)
+        }
+        Operation::ImageWithdraw => bare(request, Command::ImageWithdraw(subject)).await?,
+    };
+    act(service, caller, command).await
+}
+
+async fn act(
+    service: &AdminService,
+    caller: &Caller,
+    command: Command,
+) -> Result<Response<Body>, Refusal> {
+    let (act, subject) = describe(&command);
+    let outcome = service
+        .handle
+        .command(caller.clone(), command)
+        .await
+        .map_err(busy)?;
+    let done = if outcome.is_ok() { "done" } else { "refused" };
+    service.metrics.count(ADMIN_ACTS, format!("{act}/{done}"));
+    tracing::info!(
+        by = %telemetry::redact(&caller.cn),
+        role = caller.role.as_str(),
+        act,
+        subject = %telemetry::redact(&subject),
+        outcome = done,
+        "administrator"
+    );
+    match outcome {
+        Ok(()) => Ok(http::json(StatusCode::OK, &Done { done: true })),
+        Err(reason) => Err((status_of(&reason), reason)),
+    }
+}
+
+/// Name and subject of an act, for log and counters.
+fn describe(command: &Command) -> (&'static str, String) {
+    match command {
+        Command::Approve { machine, .. } => ("approve", machine.0.clone()),
+        Command::Cordon(machine) => ("cordon", machine.0.clone()),
+        Command::Uncordon(machine) => ("uncordon", machine.0.clone()),
+        Command::MarkInstalled(machine) => ("installed", machine.0.clone()),
+        Command::Withdraw(machine, _) => ("withdraw", machine.0.clone()),
+        Command::Retire(machine) => ("retire", machine.0.clone()),
+        Command::ImageFloor(name, _) => ("image_floor", name.clone()),
+        Command::ImageWithdraw(sha256) => ("image_withdraw", sha256.clone()),
+    }
+}
+
+/// HTTP status of a refusal by the core: who is at fault, in HTTP's words.
+fn status_of(reason: &Reason) -> StatusCode {
+    match reason.code.split_once('.') {
+        Some(("role", _)) => StatusCode::FORBIDDEN,
+        Some((_, "unknown")) => StatusCode::NOT_FOUND,
+        Some(("malformed", _)) => StatusCode::BAD_REQUEST,
+        _ => StatusCode::CONFLICT,
+    }
+}
+
+async fn ledger(service: &AdminService, query: Option<&str>) -> Result<Response<Body>, Refusal> {
+    let number = |key: &str, default: u64| match http::query_value(query, key) {
+        None => Ok(default),
+        Some(text) => text.parse::<u64>().map_err(|_| {
+            bad_request(Reason::new(
+                "malformed.field",
+                format!("{key}: a number"),
+                format!("{:?}", telemetry::redact(&text)),
+                "docs/admin-api.md",
+                "correct the request",
+            ))
+        }),
+    };
+    let from = number("from", 0)?;
+    let max = usize::try_from(number("max", LEDGER_PAGE as u64)?)
+        .unwrap_or(LEDGER_PAGE_MAX)
+        .clamp(1, LEDGER_PAGE_MAX);
+    let entries = service.handle.ledger(from, max).await.map_err(busy)?;
+    let next = entries.last().map_or(from, |entry| entry.seq + 1);
+    Ok(http::json(StatusCode::OK, &LedgerPage { entries, next }))
+}
+
+async fn machine_view(service: &AdminService, id: &MachineId) -> Result<MachineView, Refusal> {
+    let machines = service.handle.machines().await.map_err(busy)?;
+    machines
+        .into_iter()
+        .find(|machine| machine.machine == *id)
+        .ok_or_else(|| unknown(id))
+}
+
+async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Refusal> {
+    let body = http::read_body(request, BODY_MAX_BYTES, BODY_LIMIT).await?;
+    serde_json::from_slice(&body).map_err(|error| {
+        bad_request(Reason::new(
+            "malformed.json",
+            "a JSON object with the documented fields",
+            telemetry::redact(&error.to_string()),
+            "docs/admin-api.md",
+            "correct the request",
+        ))
+    })
+}
+
+/// An act without fields: its body is `{}` or empty.
+async fn bare(request: Request<Incoming>, command: Command) -> Result<Command, Refusal> {
+    let empty = hyper::body::Body::is_end_stream(request.body());
+    if !empty {
+        read::<NoFields>(request).await?;
+    }
+    Ok(command)
+}
+
+fn html(text: String) -> Response<Body> {
+    http::response(StatusCode::OK, "text/html; charset=utf-8", text)
+}
+
+fn bad_request(reason: Reason) -> Refusal {
+    (StatusCode::BAD_REQUEST, reason)
+}
+
+fn unknown(id: &MachineId) -> Refusal {
+    (
+        StatusCode::NOT_FOUND,
+        Reason::new(
+            "machine.unknown",
+            "a machine of this appliance",
+            format!("{:?}", telemetry::redact(&id.0)),
+            "docs/admin-api.md",
+            "see GET /v1/machines",
+        ),
+    )
+}
+
+fn busy(_: Busy) -> Refusal {
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        Reason::new(
+            "gateway.busy",
+            "a gateway that takes requests",
+            "a full queue, or one that stops",
+            "docs/OPERATIONS.md, bounds",
+            "try again; see /healthz",
+        ),
+    )
+}

@@ -1,0 +1,392 @@
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use gateway_core::identity::MachineId;
+use gateway_core::identity::{EkName, MacAddr, UnixMillis};
+use gateway_core::view::{MachineView, StatusView, TimelineEntry};
+
+use super::*;
+use crate::handle::{Command, Request as Asked};
+use crate::metrics::{ADMIN_ACTS, TLS_REFUSED};
+use crate::shell::listen::ADMIN;
+use crate::shell::tls;
+use crate::testing::{Leaf, TestCa, driver, text_of};
+
+struct Site {
+    address: SocketAddr,
+    metrics: Arc<Metrics>,
+    dir: tempfile::TempDir,
+    acts: Arc<Mutex<Vec<String>>>,
+    cancel: CancellationToken,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+fn view(id: &str, state: &str) -> MachineView {
+    MachineView {
+        machine: MachineId(id.to_owned()),
+        state: state.to_owned(),
+        since: UnixMillis(1_796_040_000_000),
+        ek_names: vec![EkName("000bff".to_owned())],
+        serial: Some("<b>S1</b>".to_owned()),
+        disk_serial: None,
+        port: None,
+        class: None,
+        macs: vec![MacAddr([0x52, 0x54, 0, 0, 0, 1])],
+        boot: "provision".to_owned(),
+        assurance: Some("bare-ek".to_owned()),
+        reasons: Vec::new(),
+        ldevid_not_after: None,
+        last_seq: None,
+        report_sha256: Some("ab".repeat(32)),
+    }
+}
+
+fn refusal() -> Reason {
+    Reason::new(
+        "quote.digest",
+        "values as quoted",
+        "<others>",
+        "TPM 2.0 Part 2",
+        "boot again",
+    )
+}
+
+fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
+    match asked {
+        Asked::Machines(tx) => {
+            let _ = tx.send(vec![view("node-1", "admitted"), view("m-2", "pending")]);
+        }
+        Asked::Timeline(id, tx) => {
+            let known = id.0 == "node-1";
+            let _ = tx.send(known.then(|| {
+                vec![TimelineEntry {
+                    at: UnixMillis(1_796_040_000_000),
+                    step: Some(gateway_core::walk::Step::Appraise),
+                    source: "ledger".to_owned(),
+                    seq: Some(4),
+                    text: "refused".to_owned(),
+                    reasons: vec![refusal()],
+                }]
+            }));
+        }
+        Asked::Command(caller, command, tx) => {
+            let text = format!("{} {} {command:?}", caller.cn, caller.role.as_str());
+            acts.lock().expect("lock").push(text);
+            let _ = tx.send(match command {
+                Command::Cordon(id) if id.0 == "gone" => {
+                    Err(Reason::new("machine.unknown", "a", "b", "c", "d"))
+                }
+                Command::Cordon(id) if id.0 == "retired" => {
+                    Err(Reason::new("machine.state", "a", "b", "c", "d"))
+                }
+                _ => Ok(()),
+            });
+        }
+        Asked::Images(tx) => {
+            let _ = tx.send(Vec::new());
+        }
+        Asked::Ledger(_, _, tx) => {
+            let _ = tx.send(Vec::new());
+        }
+        Asked::Status(tx) => {
+            let _ = tx.send(StatusView {
+                appliance: "door-1".to_owned(),
+                seal: "development".to_owned(),
+                ledger_entries: 0,
+                sessions: 0,
+                leases: 0,
+                machines: BTreeMap::new(),
+                refusals: BTreeMap::new(),
+                policy_sha256: String::new(),
+            });
+        }
+        _ => panic!("the admin endpoint asks nothing else"),
+    }
+}
+
+async fn site() -> Site {
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let log = acts.clone();
+    let handle = driver(move |asked| answer(&log, asked));
+    let metrics = Arc::new(Metrics::default());
+    let any = "127.0.0.1:0".parse().expect("address");
+    let listener = Listener::bind("admin", any, ADMIN, metrics.clone())
+        .await
+        .expect("bound");
+    let address = listener.address().expect("address");
+    let dir = tempfile::tempdir().expect("dir");
+    let ca = TestCa::new("admin CA");
+    std::fs::write(dir.path().join("ca.pem"), &ca.pem).expect("written");
+    let keep = |name: &str, leaf: Leaf| {
+        std::fs::write(dir.path().join(format!("{name}.pem")), leaf.cert_pem).expect("written");
+        std::fs::write(dir.path().join(format!("{name}.key")), leaf.key_pem).expect("written");
+    };
+    for role in ["viewer", "operator", "owner"] {
+        keep(role, ca.client(&format!("{role}-1"), Some(role)));
+    }
+    keep("nobody", ca.client("nobody", None));
+    keep("king", ca.client("king", Some("king")));
+    keep(
+        "stranger",
+        TestCa::new("other CA").client("stranger", Some("owner")),
+    );
+    let config = tls::admin_config(ca.server(false).slot(), ca.der.clone()).expect("TLS");
+    let management = Management {
+        address: "127.0.0.1".parse().expect("address"),
+        admin_port: address.port(),
+        health_port: 1,
+        names: vec!["localhost".to_owned()],
+    };
+    let service = AdminService {
+        handle,
+        metrics: metrics.clone(),
+        hosts: Arc::new(hosts(&management, address.port())),
+    };
+    let cancel = CancellationToken::new();
+    tokio::spawn(run(listener, config, service, cancel.clone()));
+    Site {
+        address,
+        metrics,
+        dir,
+        acts,
+        cancel,
+    }
+}
+
+fn file(dir: &Path, name: &str) -> String {
+    dir.join(name).to_string_lossy().into_owned()
+}
+
+impl Site {
+    /// Status and body as `role` asks.
+    async fn ask(&self, role: &str, method: &str, path: &str, more: &[&str]) -> (u16, String) {
+        let dir = self.dir.path();
+        let (ca, cert, key) = (
+            file(dir, "ca.pem"),
+            file(dir, &format!("{role}.pem")),
+            file(dir, &format!("{role}.key")),
+        );
+        let url = format!("https://{}{path}", self.address);
+        let mut args = vec![
+            "-sS",
+            "--max-time",
+            "20",
+            "--cacert",
+            &ca,
+            "-X",
+            method,
+            "-w",
+            "\n%{http_code}",
+        ];
+        if role != "anonymous" {
+            args.extend(["--cert", &*cert, "--key", &*key]);
+        }
+        if method == "POST" {
+            args.extend(["-H", "Content-Type: application/json"]);
+        }
+        args.extend_from_slice(more);
+        args.push(&url);
+        let said = text_of("curl", &args).await;
+        let (body, status) = said.rsplit_once('\n').unwrap_or(("", &said));
+        (status.parse().unwrap_or(0), body.to_owned())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_role_matrix() {
+    let site = site().await;
+    for route in &ROUTES {
+        let path = route.path.replace("{}", "node-1");
+        let body: &[&str] = match route.operation {
+            Operation::Approve => &["-d", "{\"compared\":\"console\"}"],
+            Operation::Withdraw => &["-d", "{\"why\":\"stolen\"}"],
+            Operation::ImageFloor => &["-d", "{\"floor\":3}"],
+            _ => &[],
+        };
+        for (name, role) in [
+            ("viewer", Role::Viewer),
+            ("operator", Role::Operator),
+            ("owner", Role::Owner),
+        ] {
+            let method = route.method.as_str();
+            let (status, text) = site.ask(name, method, &path, body).await;
+            let expected = if role >= route.role { 200 } else { 403 };
+            assert_eq!(status, expected, "{name} {method} {path}: {text}");
+            if status == 403 {
+                assert!(text.contains("\"code\":\"role.insufficient\""), "{text}");
+            }
+        }
+    }
+    let acts = site.acts.lock().expect("lock");
+    assert!(
+        acts.iter().all(|act| !act.starts_with("viewer")),
+        "{acts:?}"
+    );
+    assert!(
+        acts.contains(
+            &"operator-1 operator Withdraw(MachineId(\"node-1\"), \"stolen\")".to_owned()
+        ),
+        "{acts:?}"
+    );
+    assert_eq!(site.metrics.get(ADMIN_ACTS, "retire/done"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejects_certificates_that_name_no_role_or_another_ca() {
+    let site = site().await;
+    for name in ["nobody", "king"] {
+        let (status, text) = site.ask(name, "GET", "/v1/status", &[]).await;
+        assert_eq!(status, 403, "{name}");
+        assert!(text.contains("\"code\":\"role.none\""), "{text}");
+    }
+    for name in ["anonymous", "stranger"] {
+        let (status, _) = site.ask(name, "GET", "/v1/status", &[]).await;
+        assert_eq!(status, 0, "{name} must not get through the handshake");
+    }
+    assert_eq!(
+        site.metrics.get(TLS_REFUSED, "tls.client_certificate"),
+        2,
+        "{}",
+        site.metrics.render()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejects_malformed_requests_with_all_five_parts() {
+    let site = site().await;
+    let approve = "/v1/claims/m-2/approve";
+    let rows: [(&str, &str, &[&str], u16, &str); 13] = [
+        ("GET", "/v2/status", &[], 404, "malformed.path"),
+        ("GET", "/v1/machines/", &[], 404, "malformed.path"),
+        ("DELETE", "/v1/machines", &[], 405, "malformed.method"),
+        ("GET", approve, &[], 405, "malformed.method"),
+        (
+            "GET",
+            "/v1/status",
+            &["-H", "Host: evil.example"],
+            421,
+            "malformed.host",
+        ),
+        ("POST", approve, &["-d", "{"], 400, "malformed.json"),
+        (
+            "POST",
+            approve,
+            &["-d", "{\"compared\":\"console\",\"x\":1}"],
+            400,
+            "malformed.json",
+        ),
+        (
+            "POST",
+            approve,
+            &["-d", "{\"compared\":\"glance\"}"],
+            400,
+            "malformed.field",
+        ),
+        (
+            "POST",
+            "/v1/machines/node-1/withdraw",
+            &["-d", "{\"why\":\" \"}"],
+            400,
+            "malformed.field",
+        ),
+        (
+            "POST",
+            "/v1/machines/node-1/cordon",
+            &["-H", "Content-Type: text/plain"],
+            415,
+            "malformed.content_type",
+        ),
+        (
+            "POST",
+            "/v1/machines/node-1/cordon",
+            &["-H", "Origin: https://evil.example"],
+            415,
+            "malformed.content_type",
+        ),
+        ("GET", "/v1/ledger?from=x", &[], 400, "malformed.field"),
+        (
+            "GET",
+            "/v1/machines/nobody/timeline",
+            &[],
+            404,
+            "machine.unknown",
+        ),
+    ];
+    for (method, path, more, expected, code) in rows {
+        let (status, text) = site.ask("owner", method, path, more).await;
+        assert_eq!(status, expected, "{method} {path} {more:?}: {text}");
+        let reason: Reason = serde_json::from_str(&text).expect("a reason");
+        assert_eq!(reason.code, code, "{method} {path}");
+        assert!(!reason.next.is_empty());
+    }
+    assert!(
+        site.acts.lock().expect("lock").is_empty(),
+        "nothing was done"
+    );
+    let big = "x".repeat(20_000);
+    let (status, _) = site.ask("owner", "POST", approve, &["-d", &big]).await;
+    assert_eq!(status, 413);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_of_the_core_keep_their_code() {
+    let site = site().await;
+    for (id, expected) in [("gone", 404), ("retired", 409)] {
+        let path = format!("/v1/machines/{id}/cordon");
+        let (status, text) = site.ask("owner", "POST", &path, &["-d", "{}"]).await;
+        assert_eq!(status, expected, "{text}");
+        assert!(text.contains("\"code\":\"machine."), "{text}");
+    }
+    assert_eq!(site.metrics.get(ADMIN_ACTS, "cordon/refused"), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_have_their_documented_shape() {
+    let site = site().await;
+    let (_, text) = site.ask("viewer", "GET", "/v1/machines", &[]).await;
+    let list: types::MachineList = serde_json::from_str(&text).expect("machines");
+    assert_eq!(list.machines.len(), 2);
+    let (_, text) = site.ask("viewer", "GET", "/v1/claims", &[]).await;
+    let list: types::MachineList = serde_json::from_str(&text).expect("claims");
+    assert_eq!(list.machines.len(), 1);
+    assert_eq!(list.machines[0].state, "pending");
+    let (_, text) = site.ask("viewer", "GET", "/v1/ledger?from=9", &[]).await;
+    assert_eq!(text, "{\"entries\":[],\"next\":9}\n");
+    let (_, text) = site
+        .ask("viewer", "GET", "/v1/machines/node-1/timeline", &[])
+        .await;
+    assert!(text.contains("\"step\":\"appraise\""), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_escapes_and_allows_no_script() {
+    let site = site().await;
+    let (status, text) = site.ask("viewer", "GET", "/", &["-i"]).await;
+    assert_eq!(status, 200);
+    let lower = text.to_lowercase();
+    assert!(
+        lower.contains("content-security-policy: default-src 'none'"),
+        "{text}"
+    );
+    assert!(lower.contains("x-content-type-options: nosniff"));
+    assert!(text.contains("&lt;b&gt;S1&lt;/b&gt;"), "{text}");
+    assert!(!text.contains("<b>S1"), "{text}");
+    assert!(!lower.contains("<script"), "{text}");
+    assert!(text.contains("vestibule machine approve m-2"), "{text}");
+    let (_, text) = site.ask("viewer", "GET", "/machines/node-1", &[]).await;
+    for part in [
+        "quote.digest",
+        "values as quoted",
+        "&lt;others&gt;",
+        "boot again",
+    ] {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+}

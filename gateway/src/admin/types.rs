@@ -1,0 +1,151 @@
+//! Bodies of the admin API and their conversions. Unknown fields are refused; docs/admin-api.md
+//! shows one example of each.
+
+use gateway_core::identity::MachineId;
+use gateway_core::reason::Reason;
+use gateway_core::view::{ImageView, LedgerView, MachineView, TimelineEntry};
+use serde::{Deserialize, Serialize};
+
+use crate::handle::Command;
+
+/// Longest text of an operator, in bytes.
+const TEXT_MAX_BYTES: usize = 256;
+
+/// How the report digest may have been compared.
+const COMPARED: [&str; 3] = ["console", "exported-report", "none"];
+
+/// `POST /v1/claims/{machine}/approve`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApproveRequest {
+    /// How the report digest was compared: `console`, `exported-report` or `none`.
+    pub compared: String,
+    /// Class, which selects the policy; the policy's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// Serial of the one disk that may be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_serial: Option<String>,
+    /// Switch port the machine is expected at, `chassis/port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+}
+
+impl ApproveRequest {
+    /// The command for one claim.
+    ///
+    /// # Errors
+    /// A field outside its range.
+    pub fn into_command(self, machine: MachineId) -> Result<Command, Reason> {
+        if !COMPARED.contains(&self.compared.as_str()) {
+            return Err(field("compared", COMPARED.join(" or "), &self.compared));
+        }
+        for (name, value) in [
+            ("class", &self.class),
+            ("disk_serial", &self.disk_serial),
+            ("port", &self.port),
+        ] {
+            if let Some(value) = value {
+                check_text(name, value)?;
+            }
+        }
+        Ok(Command::Approve {
+            machine,
+            class: self.class,
+            disk_serial: self.disk_serial,
+            port: self.port,
+            compared: self.compared,
+        })
+    }
+}
+
+/// `POST /v1/machines/{id}/withdraw`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WithdrawRequest {
+    /// Why, in the operator's words; it stays in the ledger.
+    pub why: String,
+}
+
+impl WithdrawRequest {
+    /// The command for one machine.
+    ///
+    /// # Errors
+    /// No reason, or one that is too long.
+    pub fn into_command(self, machine: MachineId) -> Result<Command, Reason> {
+        check_text("why", &self.why)?;
+        Ok(Command::Withdraw(machine, self.why))
+    }
+}
+
+/// `POST /v1/images/{name}/floor`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FloorRequest {
+    /// Lowest version that passes from now on.
+    pub floor: u64,
+}
+
+/// Body of the acts that need no more than their path: `{}` or nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoFields {}
+
+/// `GET /v1/machines` and `GET /v1/claims`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineList {
+    /// The machines.
+    pub machines: Vec<MachineView>,
+}
+
+/// `GET /v1/machines/{id}/timeline`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// Oldest first.
+    pub timeline: Vec<TimelineEntry>,
+}
+
+/// `GET /v1/ledger?from=&max=`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerPage {
+    /// At most `max` entries.
+    pub entries: Vec<LedgerView>,
+    /// Sequence to ask for next; the same again until there is more.
+    pub next: u64,
+}
+
+/// `GET /v1/images`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageList {
+    /// The catalogue.
+    pub images: Vec<ImageView>,
+}
+
+/// Answer to an act that was done and is in the ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// Always true; a refusal is a `Reason` with its own status.
+    pub done: bool,
+}
+
+fn check_text(name: &str, value: &str) -> Result<(), Reason> {
+    let usable = !value.trim().is_empty()
+        && value.len() <= TEXT_MAX_BYTES
+        && !value.chars().any(char::is_control);
+    if usable {
+        Ok(())
+    } else {
+        let expected = format!("1 to {TEXT_MAX_BYTES} bytes without control characters");
+        Err(field(name, expected, value))
+    }
+}
+
+fn field(name: &str, expected: String, found: &str) -> Reason {
+    Reason::new(
+        "malformed.field",
+        format!("{name}: {expected}"),
+        format!("{:?}", crate::telemetry::redact(found)),
+        "docs/admin-api.md",
+        "correct the request",
+    )
+}
