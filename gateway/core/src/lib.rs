@@ -3,8 +3,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod appraisal;
 pub mod identity;
 pub mod inventory;
+pub mod policy;
 pub mod reason;
 pub mod record;
 pub mod strict_toml;

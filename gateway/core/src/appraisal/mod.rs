@@ -1,0 +1,689 @@
+//! THE verifier: one table (`TABLE`), this order, two entry points.
+//!
+//! [`appraise_hello`] judges rows 1 to 6 and gives a [`Verified`] hello; [`make_challenge`] and
+//! [`appraise_evidence`] (rows 7 to 14) take nothing else. Only this module makes a `Verified`, so
+//! a step that did not pass cannot be continued. No clock, randomness, store or socket: all comes
+//! in as arguments. Read `TABLE` first, then the two functions; each row has its file.
+
+mod ak;
+mod boot_policy;
+pub mod ek;
+pub mod eventlog;
+pub mod events;
+mod facts;
+mod platform;
+mod port;
+pub mod quirks;
+mod quote;
+mod signature;
+mod table;
+pub mod x509;
+
+use std::collections::BTreeSet;
+
+use attest_wire::credential::make_credential as wrap_credential;
+use attest_wire::templates::ek_template;
+use attest_wire::tpm::{HashAlg, Public};
+use attest_wire::v1::{
+    self, Challenge, Credential, Evidence, Hello, Malformed, decode_evidence, decode_hello,
+};
+use rand_core::CryptoRngCore;
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+pub use ek::{Assurance, EkRoots, TimeTrust};
+pub use facts::{
+    Admission, Appraisal, Binding, CatalogEntry, CheckResult, Ek, EkDirectory, EvidenceContext,
+    Facts, HelloContext, HelloFacts, Issued, Outcome, PossessionProven, Refusal, Standing,
+};
+pub use quote::QUOTED_PCRS;
+pub use signature::verify_tpm_signature;
+pub use table::{Check, Row, TABLE};
+
+use crate::identity::EkName;
+use crate::policy::{Mode, Policy};
+use crate::reason::Reason;
+use eventlog::Log;
+use facts::{Judge, OnlyHere};
+use quirks::Quirk;
+
+/// A value that passed the checks named by its type. Made here and nowhere else.
+#[derive(Debug, Clone)]
+pub struct Verified<T>(T);
+
+impl<T> Verified<T> {
+    /// The value.
+    pub fn get(&self) -> &T {
+        &self.0
+    }
+
+    /// The value, no longer marked.
+    pub fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+impl<T> std::ops::Deref for Verified<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Rows 1 to 6: shapes, binding and certificates. Nothing is proven yet.
+///
+/// # Errors
+/// The refusal; possession is unproven, so the wire tells nothing.
+pub fn appraise_hello(
+    body: &[u8],
+    ctx: &HelloContext<'_>,
+) -> Result<Verified<HelloFacts>, Box<Refusal>> {
+    let mut judge = Judge::default();
+    let mut facts = Facts {
+        policy_sha256: hex::encode(ctx.policy.sha256()),
+        assurance: Assurance::BareEk.name(),
+        ..Facts::default()
+    };
+    let message = decode_hello(body)
+        .map_err(malformed)
+        .and_then(|hello| Publics::decode(&hello).map(|publics| (hello, publics)));
+    let Some((hello, publics)) = judge.row(Check::Message, Mode::Enforce, one(message)) else {
+        return Err(refused(judge, facts, None, false));
+    };
+    shown_by(&hello, &mut facts);
+
+    let eks = templates_of(publics.eks);
+    let Some(mut eks) = judge.row(Check::EkTemplate, Mode::Enforce, eks) else {
+        return Err(refused(judge, facts, None, false));
+    };
+    facts.ek_names = eks.iter().map(|ek| ek.name.clone()).collect();
+
+    let standing = standing(&eks, ctx);
+    let Some(standing) = judge.row(Check::EkBinding, Mode::Enforce, one(standing)) else {
+        return Err(refused(judge, facts, None, false));
+    };
+    let (class, machine) = match &standing {
+        Standing::Bound(binding) => (Some(binding.class.as_str()), Some(&binding.machine)),
+        Standing::Enrolling => (None, None),
+    };
+
+    let mut quirks = Vec::new();
+    let certs = appraise_certs(&hello, &mut eks, ctx, &mut quirks);
+    facts.note(&quirks);
+    // A claim is no admission: what its certificates lack is shown to the owner, unless the policy
+    // demands a manufacturer's certificate of everybody.
+    let mode = match machine {
+        None if !ctx.policy.require_ek_cert() => Mode::Report,
+        _ => ctx.policy.mode(Check::EkCert, class),
+    };
+    judge.row(Check::EkCert, mode, certs);
+    if let Some(ek) = eks.iter().find(|ek| ek.assurance != Assurance::BareEk) {
+        facts.assurance = ek.assurance.name();
+    }
+
+    let ak_name = judge.row(Check::Ak, Mode::Enforce, one(ak::appraise_ak(&publics.ak)));
+    if let Some(name) = &ak_name {
+        facts.ak_name = name.to_hex();
+    }
+    let devid = ak::appraise_devid(&publics.devid, &publics.srk);
+    let devid_qualified_name = judge.row(Check::DevId, Mode::Enforce, one(devid));
+    let machine = machine.cloned();
+    let Some(devid_qualified_name) = devid_qualified_name.filter(|_| judge.enforced.is_empty())
+    else {
+        return Err(refused(judge, facts, machine, false));
+    };
+    Ok(Verified(HelloFacts {
+        hello_sha256: Sha256::digest(body).into(),
+        challenged: challenged(&eks, &standing),
+        eks,
+        standing,
+        ak: publics.ak,
+        devid: publics.devid,
+        devid_qualified_name,
+        facts,
+        judge,
+        hello,
+    }))
+}
+
+/// Makes the challenge of a verified hello: nonce, and a credential per EK that counts.
+///
+/// `exporter` is the TLS exporter of the connection the hello came on.
+///
+/// # Errors
+/// An EK that nothing can be wrapped for; its template passed, so this is our own fault.
+pub fn make_challenge(
+    hello: &Verified<HelloFacts>,
+    session: [u8; 16],
+    exporter: [u8; 32],
+    rng: &mut impl CryptoRngCore,
+) -> Result<Issued, Box<Refusal>> {
+    let mut nonce = [0u8; 32];
+    rng.fill_bytes(&mut nonce);
+    let ak_name = hello.ak.name();
+    let mut secrets = Vec::new();
+    let mut credentials = Vec::new();
+    for &index in &hello.challenged {
+        let ek = &hello.eks[usize::from(index)];
+        let mut secret = Zeroizing::new([0u8; 32]);
+        rng.fill_bytes(secret.as_mut_slice());
+        let blob = wrap_credential(&ek.public, &ak_name, secret.as_slice(), rng);
+        let blob = blob.map_err(|error| {
+            let mut judge = hello.judge.clone();
+            let reason = Reason::new(
+                "ek.template",
+                "an EK that a credential can be wrapped for",
+                error.to_string(),
+                "TPM 2.0 Part 1 section 24",
+                "report this EK: its template passed",
+            );
+            judge.row::<()>(Check::EkTemplate, Mode::Enforce, Err(vec![reason]));
+            refused(judge, hello.facts.clone(), hello.machine().cloned(), false)
+        })?;
+        secrets.push(secret);
+        credentials.push(Credential {
+            ek: index,
+            blob: blob.id_object.into(),
+            secret: blob.secret.into(),
+        });
+    }
+    let challenge = Challenge {
+        session: session.to_vec().into(),
+        nonce: nonce.to_vec().into(),
+        credentials,
+        pcr_selection: QUOTED_PCRS.to_vec(),
+    };
+    let body = serde_json::to_vec(&challenge).expect("a challenge has string keys only");
+    Ok(Issued {
+        session,
+        nonce,
+        secrets,
+        binding: v1::Binding {
+            hello_sha256: hello.hello_sha256,
+            challenge_sha256: Sha256::digest(&body).into(),
+            exporter,
+        },
+        body,
+    })
+}
+
+/// Rows 7 to 14. Consumes hello and challenge: a session is used once, passed or not.
+pub fn appraise_evidence(
+    hello: Verified<HelloFacts>,
+    issued: Issued,
+    body: &[u8],
+    ctx: &EvidenceContext<'_>,
+) -> Appraisal {
+    let hello = hello.into_inner();
+    let machine = hello.machine().cloned();
+    let mut facts = hello.facts.clone();
+    facts.report_sha256 = hex::encode(
+        Sha256::new()
+            .chain_update(hello.hello_sha256)
+            .chain_update(Sha256::digest(body))
+            .finalize(),
+    );
+    let mut judge = hello.judge.clone();
+    let evidence = one(decode_evidence(body)
+        .map_err(malformed)
+        .and_then(|evidence| same_session(evidence, &issued)));
+    let Some(evidence) = judge.row(Check::Message, Mode::Enforce, evidence) else {
+        return Appraisal::Refused(refused(judge, facts, machine, false));
+    };
+
+    let proofs = ak::appraise_activation(
+        &issued.secrets,
+        &issued.binding.digest("activation"),
+        &evidence.activated,
+    );
+    let activated = judge.row(Check::Activation, Mode::Enforce, one(proofs));
+    if activated.is_none() {
+        return Appraisal::Refused(refused(judge, facts, machine, false));
+    }
+    let challenged = hello.challenged.iter().map(|&i| &hello.eks[usize::from(i)]);
+    facts.ek_names = challenged.map(|ek| ek.name.clone()).collect();
+
+    let certify = ak::appraise_certify(
+        &hello.ak,
+        &hello.devid,
+        &hello.devid_qualified_name,
+        &issued.binding.digest("devid"),
+        &evidence.devid_certify,
+    );
+    judge.row(Check::DevIdCertify, Mode::Enforce, certify);
+    let quoted = quote::appraise_quote(
+        &hello.ak,
+        &issued.binding.digest("quote"),
+        &evidence.quote,
+        &evidence.pcr_values,
+    );
+    let quoted = judge.row(Check::Quote, Mode::Enforce, one(quoted));
+    let Some(quoted) = quoted.filter(|_| judge.enforced.is_empty()) else {
+        return Appraisal::Refused(refused(judge, facts, machine, true));
+    };
+    facts.counters = Some((quoted.clock.reset_count, quoted.clock.restart_count));
+    facts.pcrs.clone_from(&quoted.pcrs);
+
+    let modes = Modes {
+        policy: ctx.policy,
+        standing: &hello.standing,
+    };
+    let boot_digest = issued.binding.digest("boot");
+    appraise_log(&evidence, &boot_digest, &modes, ctx, &mut facts, &mut judge);
+    appraise_surroundings(&hello, &quoted, &modes, ctx, &mut facts, &mut judge);
+
+    if !judge.enforced.is_empty() {
+        return Appraisal::Refused(refused(judge, facts, machine, true));
+    }
+    match hello.standing {
+        Standing::Bound(binding) => Appraisal::Admitted(Box::new(Verified(Admission {
+            binding: *binding,
+            devid: hello.devid,
+            facts,
+            reported: judge.reported,
+            checks: judge.checks,
+            _only_here: OnlyHere,
+        }))),
+        Standing::Enrolling => Appraisal::Possession(Box::new(PossessionProven {
+            facts,
+            eks: hello.eks,
+            would_refuse: judge.reported,
+            checks: judge.checks,
+            _only_here: OnlyHere,
+        })),
+    }
+}
+
+/// Mode of a row after possession is proven: for a claim everything is only reported.
+struct Modes<'a> {
+    policy: &'a Policy,
+    standing: &'a Standing,
+}
+
+impl Modes<'_> {
+    fn of(&self, check: Check) -> Mode {
+        match self.standing {
+            Standing::Bound(binding) => self.policy.mode(check, Some(&binding.class)),
+            Standing::Enrolling => Mode::Report,
+        }
+    }
+}
+
+/// Rows 10 and 11.
+fn appraise_log(
+    evidence: &Evidence,
+    boot_digest: &[u8; 32],
+    modes: &Modes<'_>,
+    ctx: &EvidenceContext<'_>,
+    facts: &mut Facts,
+    judge: &mut Judge,
+) {
+    let mut quirks = Vec::new();
+    let log = replayed(evidence, boot_digest, facts, &mut quirks);
+    facts.note(&quirks);
+    let log = judge.row(Check::EventLog, modes.of(Check::EventLog), log);
+    let mode = modes.of(Check::Boot);
+    let Some(log) = log else {
+        judge.skip(Check::Boot, mode, "the event log does not match the quote");
+        return;
+    };
+    let (boot, reasons) = boot_policy::appraise_boot(&log, &facts.pcrs, ctx.catalog, ctx.policy);
+    facts.image_sha256 = boot.image_sha256;
+    facts.image_role = boot.role;
+    let result = if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(reasons)
+    };
+    judge.row(Check::Boot, mode, result);
+}
+
+/// Row 10: parse, replay, compare with every quoted PCR, and PCR 15 with this session.
+fn replayed<'e>(
+    evidence: &'e Evidence,
+    boot_digest: &[u8; 32],
+    facts: &Facts,
+    quirks: &mut Vec<Quirk>,
+) -> Result<Log<'e>, Vec<Reason>> {
+    let fail = |code, expected: String, found: String| {
+        Reason::new(
+            code,
+            expected,
+            found,
+            "TCG PC Client PFP 1.06 section 10",
+            "read the log of this boot again; if it stays, compare with `vestibule inspect eventlog`",
+        )
+    };
+    let log = Log::parse(&evidence.event_log.0).map_err(|error| {
+        let code = match error {
+            eventlog::LogError::Empty => "eventlog.empty",
+            _ => "eventlog.malformed",
+        };
+        vec![fail(code, "a TCG event log".into(), error.to_string())]
+    })?;
+    if log.startup_locality.is_some_and(|locality| locality != 0) {
+        quirks.push(Quirk::StartupLocality);
+    }
+    if log.padding_from.is_some() {
+        quirks.push(Quirk::LogPadded);
+    }
+    let bank = HashAlg::Sha256;
+    let Some(replay) = log.replay(bank) else {
+        let banks: Vec<String> = log
+            .banks
+            .iter()
+            .map(|(id, _)| format!("{id:#06x}"))
+            .collect();
+        return Err(vec![fail(
+            "eventlog.bank",
+            "sha256 (0x000b)".into(),
+            banks.join(" "),
+        )]);
+    };
+    let value = |pcr: u8| -> Vec<u8> {
+        replay
+            .get(&pcr)
+            .cloned()
+            .unwrap_or_else(|| log.reset_value(bank, pcr))
+    };
+    let mut reasons = Vec::new();
+    for (&pcr, quoted) in facts.pcrs.iter().filter(|(pcr, _)| **pcr != 15) {
+        let replayed = value(pcr);
+        if replayed != quoted {
+            reasons.push(fail(
+                "eventlog.replay",
+                format!("PCR {pcr} {} (quoted)", hex::encode(quoted)),
+                format!("{} (replayed)", hex::encode(replayed)),
+            ));
+        }
+    }
+    if evidence.pcr15_extends.last().map(|last| last.0.as_slice()) != Some(boot_digest.as_slice()) {
+        reasons.push(fail(
+            "eventlog.pcr15",
+            "last extend of PCR 15 is this session's".into(),
+            "another digest".into(),
+        ));
+    }
+    let pcr15 = evidence
+        .pcr15_extends
+        .iter()
+        .fold(value(15), |value, extend| bank.digest(&[&value, &extend.0]));
+    if facts.pcrs.get(&15).map(<[u8; 32]>::as_slice) != Some(pcr15.as_slice()) {
+        reasons.push(fail(
+            "eventlog.pcr15",
+            format!(
+                "PCR 15 {}",
+                facts.pcrs.get(&15).map(hex::encode).unwrap_or_default()
+            ),
+            format!("{} over the extends sent", hex::encode(pcr15)),
+        ));
+    }
+    if reasons.is_empty() {
+        Ok(log)
+    } else {
+        Err(reasons)
+    }
+}
+
+/// Rows 12 to 14: what only a binding can be compared with.
+fn appraise_surroundings(
+    hello: &HelloFacts,
+    quoted: &quote::Quoted,
+    modes: &Modes<'_>,
+    ctx: &EvidenceContext<'_>,
+    facts: &mut Facts,
+    judge: &mut Judge,
+) {
+    facts.port = port::heard(&hello.hello);
+    let Standing::Bound(binding) = &hello.standing else {
+        for check in [Check::Platform, Check::Port, Check::Freshness] {
+            judge.skip(check, Mode::Report, "nothing is declared for a claim");
+        }
+        return;
+    };
+    let platform = platform::appraise_platform(&hello.hello, binding, ctx.bindings);
+    judge.row(Check::Platform, modes.of(Check::Platform), platform);
+    match &binding.port {
+        Some(declared) => {
+            let result = port::appraise_port(&hello.hello, declared);
+            judge.row(Check::Port, modes.of(Check::Port), one(result));
+        }
+        None => judge.skip(Check::Port, modes.of(Check::Port), "no port is declared"),
+    }
+    let fresh = platform::appraise_freshness(&quoted.clock, binding.counters);
+    judge.row(Check::Freshness, modes.of(Check::Freshness), one(fresh));
+}
+
+/// The four kinds of keys of a hello, decoded.
+struct Publics {
+    eks: Vec<Public>,
+    ak: Public,
+    devid: Public,
+    srk: Public,
+}
+
+impl Publics {
+    fn decode(hello: &Hello) -> Result<Self, Reason> {
+        let one = |what: &str, bytes: &v1::Bytes| {
+            Public::decode(&bytes.0).map_err(|error| {
+                Reason::new(
+                    "malformed.public",
+                    format!("{what} as TPMT_PUBLIC"),
+                    error.to_string(),
+                    "TPM 2.0 Part 2 section 12.2.4",
+                    "boot the signed attester",
+                )
+            })
+        };
+        Ok(Self {
+            eks: hello
+                .eks
+                .iter()
+                .map(|ek| one("eks.pub", &ek.public))
+                .collect::<Result<_, _>>()?,
+            ak: one("ak_pub", &hello.ak_pub)?,
+            devid: one("devid_pub", &hello.devid_pub)?,
+            srk: one("srk_pub", &hello.srk_pub)?,
+        })
+    }
+}
+
+/// Row 2.
+fn templates_of(publics: Vec<Public>) -> Result<Vec<Ek>, Vec<Reason>> {
+    let mut eks: Vec<Ek> = Vec::new();
+    let mut reasons = Vec::new();
+    for public in publics {
+        match ek_template(&public) {
+            Ok(template) => {
+                let name = EkName(public.name().to_hex());
+                if eks.iter().any(|ek| ek.name == name) {
+                    reasons.push(Reason::new(
+                        "ek.template",
+                        "each EK once",
+                        format!("{name} twice"),
+                        "docs/PROTOCOL.md section 2",
+                        "boot the signed attester",
+                    ));
+                }
+                eks.push(Ek {
+                    public,
+                    name,
+                    template,
+                    assurance: Assurance::BareEk,
+                });
+            }
+            Err(mismatch) => reasons.push(ak::mismatch("ek.template", &mismatch)),
+        }
+    }
+    if reasons.is_empty() {
+        Ok(eks)
+    } else {
+        Err(reasons)
+    }
+}
+
+/// Row 3.
+fn standing(eks: &[Ek], ctx: &HelloContext<'_>) -> Result<Standing, Reason> {
+    let owners: Vec<&Binding> = eks
+        .iter()
+        .filter_map(|ek| ctx.bindings.owner(&ek.name))
+        .collect();
+    let machines: BTreeSet<&str> = owners.iter().map(|b| b.machine.0.as_str()).collect();
+    let Some(binding) = owners.first() else {
+        if ctx.policy.claims() {
+            return Ok(Standing::Enrolling);
+        }
+        return Err(Reason::new(
+            "ek.unknown",
+            "an EK bound to a machine",
+            format!("{} EKs bound to none", eks.len()),
+            "policy enrol.claims = false",
+            "declare the machine with its EK names in the inventory",
+        ));
+    };
+    if machines.len() > 1 {
+        return Err(Reason::new(
+            "ek.ambiguous",
+            "EKs of one machine",
+            machines.into_iter().collect::<Vec<_>>().join(", "),
+            "docs/PROTOCOL.md section 3 row 3",
+            "one TPM is declared for two machines: correct the inventory",
+        ));
+    }
+    binding.may_attest.clone()?;
+    Ok(Standing::Bound(Box::new((*binding).clone())))
+}
+
+/// Row 4: every certificate offered is judged; without any, the policy decides.
+fn appraise_certs(
+    hello: &Hello,
+    eks: &mut [Ek],
+    ctx: &HelloContext<'_>,
+    quirks: &mut Vec<Quirk>,
+) -> Result<(), Vec<Reason>> {
+    // Unreadable chain certificates are skipped: a missing link shows as an unknown issuer.
+    let chain: Vec<x509::Cert> = hello
+        .ek_chain
+        .iter()
+        .filter_map(|der| x509::Cert::parse(&der.0).ok())
+        .collect();
+    let mut reasons = Vec::new();
+    for (ek, offer) in eks.iter_mut().zip(&hello.eks) {
+        let Some(cert) = &offer.cert else { continue };
+        match ek::appraise_cert(
+            &ek.public,
+            &cert.0,
+            &chain,
+            ctx.ek_roots,
+            ctx.time,
+            ctx.policy,
+            quirks,
+        ) {
+            Ok(assurance) => ek.assurance = assurance,
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    let bare = eks.iter().all(|ek| ek.assurance == Assurance::BareEk);
+    if bare && reasons.is_empty() && ctx.policy.require_ek_cert() {
+        reasons.push(ek::missing_cert());
+    }
+    if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(reasons)
+    }
+}
+
+/// Which EKs must be activated: those the binding names, those with a certificate, and RSA-2048
+/// (L), which SPIRE relies on. An EK that nobody relies on is not asked for: each costs the TPM
+/// seconds.
+fn challenged(eks: &[Ek], standing: &Standing) -> Vec<u8> {
+    let relied_on = |ek: &Ek| {
+        let bound = match standing {
+            Standing::Bound(binding) => binding.ek_names.contains(&ek.name),
+            Standing::Enrolling => false,
+        };
+        bound
+            || ek.assurance != Assurance::BareEk
+            || ek.template == attest_wire::templates::Template::EkRsa2048L
+    };
+    let mut out: Vec<u8> = (0u8..)
+        .zip(eks)
+        .filter(|(_, ek)| relied_on(ek))
+        .map(|(index, _)| index)
+        .collect();
+    if out.is_empty() {
+        out.push(0);
+    }
+    out
+}
+
+fn same_session(evidence: Evidence, issued: &Issued) -> Result<Evidence, Reason> {
+    if evidence.session.0 == issued.session {
+        return Ok(evidence);
+    }
+    Err(Reason::new(
+        "channel.mismatch",
+        "the session of this connection",
+        "another session",
+        "docs/PROTOCOL.md section 2",
+        "hello and evidence must travel on one connection; start again",
+    ))
+}
+
+/// Everything the hello shows that is written down.
+fn shown_by(hello: &Hello, facts: &mut Facts) {
+    facts.serial = hello.platform.serial.clone();
+    facts.macs = hello
+        .nics
+        .iter()
+        .filter_map(|nic| nic.mac.parse().ok())
+        .collect();
+    facts.disks = hello.disks.iter().map(|disk| disk.serial.clone()).collect();
+}
+
+fn malformed(error: Malformed) -> Reason {
+    Reason::new(
+        error.code,
+        format!("{}: {}", error.field, error.expected),
+        error.found,
+        "docs/PROTOCOL.md section 2",
+        "boot the signed attester of this gateway's version",
+    )
+}
+
+fn one<T>(result: Result<T, Reason>) -> Result<T, Vec<Reason>> {
+    result.map_err(|reason| vec![reason])
+}
+
+fn refused(
+    judge: Judge,
+    facts: Facts,
+    machine: Option<crate::identity::MachineId>,
+    activated: bool,
+) -> Box<Refusal> {
+    let mut reasons = judge.enforced;
+    reasons.extend(judge.reported);
+    Box::new(Refusal {
+        reasons,
+        activated,
+        machine,
+        facts,
+        checks: judge.checks,
+    })
+}
+
+/// Untrusted text for a reason: bounded, control characters made visible.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars()
+        .take(128)
+        .flat_map(|c| {
+            let plain = !c.is_control();
+            plain
+                .then_some(c)
+                .into_iter()
+                .chain((!plain).then(|| c.escape_default()).into_iter().flatten())
+        })
+        .collect()
+}
