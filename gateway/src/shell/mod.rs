@@ -9,4 +9,5 @@ pub mod https_boot;
 pub mod listen;
 #[cfg(test)]
 mod tests;
+pub mod tftp;
 pub mod tls;
