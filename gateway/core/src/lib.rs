@@ -6,6 +6,7 @@
 pub mod appraisal;
 pub mod identity;
 pub mod inventory;
+pub mod issuer;
 pub mod policy;
 pub mod reason;
 pub mod record;
