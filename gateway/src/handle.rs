@@ -3,17 +3,19 @@
 //! Every call becomes one input of the driver's loop and is answered after the records it rests on
 //! are on disk. Knows no socket.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use bytes::Bytes;
-use gateway_core::identity::{MacAddr, MachineId};
+use gateway_core::identity::MachineId;
 use gateway_core::reason::Reason;
 use gateway_core::view::{ImageView, LedgerView, MachineView, StatusView, TimelineEntry};
+use netstack::dhcp::Ingress;
 use tokio::sync::{mpsc, oneshot};
 
-/// One accepted connection of the attest listener; never reused within a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnId(pub u64);
+pub use gateway_core::admission::command::{Caller, Command, Role};
+pub use gateway_core::admission::effect::WireReply;
+pub use gateway_core::gateway::BootQuery;
+pub use gateway_core::identity::ConnId;
 
 /// What the attest listener knows of a connection.
 #[derive(Clone)]
@@ -28,93 +30,6 @@ pub struct Connection {
     pub exporter: [u8; 32],
 }
 
-/// What goes back to the node.
-#[derive(Debug)]
-pub struct WireReply {
-    /// HTTP status.
-    pub status: u16,
-    /// JSON body.
-    pub body: Vec<u8>,
-    /// The connection ends after this reply.
-    pub close: bool,
-}
-
-/// Who asks, taken from a verified client certificate.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    /// Subject CN.
-    pub cn: String,
-    /// Role.
-    pub role: Role,
-}
-
-/// Roles of the admin endpoint, ascending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Reads.
-    Viewer,
-    /// Approves, cordons.
-    Operator,
-    /// Everything.
-    Owner,
-}
-
-impl Role {
-    /// Name in certificates, API and ledger.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Role::Viewer => "viewer",
-            Role::Operator => "operator",
-            Role::Owner => "owner",
-        }
-    }
-}
-
-/// What an administrator may do.
-#[derive(Debug, Clone)]
-pub enum Command {
-    /// Bind a pending claim.
-    Approve {
-        /// The claim.
-        machine: MachineId,
-        /// Class.
-        class: Option<String>,
-        /// Require this disk.
-        disk_serial: Option<String>,
-        /// Require this switch port.
-        port: Option<String>,
-        /// How the report digest was compared: `console`, `exported-report` or `none`.
-        compared: String,
-    },
-    /// Stop admitting for now.
-    Cordon(MachineId),
-    /// Undo of cordon.
-    Uncordon(MachineId),
-    /// The owner states that the machine is installed: boot its local disk.
-    MarkInstalled(MachineId),
-    /// End access.
-    Withdraw(MachineId, String),
-    /// Leave the fleet.
-    Retire(MachineId),
-    /// Raise the oldest acceptable version of an image.
-    ImageFloor(String, u64),
-    /// Refuse an image, by SHA-256.
-    ImageWithdraw(String),
-}
-
-/// A machine asks what to boot.
-#[derive(Debug, Clone)]
-pub struct BootQuery {
-    /// Its address.
-    pub peer: IpAddr,
-    /// Hardware address from the URL, if any; the lease table decides when it is absent.
-    pub mac: Option<MacAddr>,
-    /// Value of iPXE's `${buildarch}` or similar, if any.
-    pub arch: Option<String>,
-    /// Path or file name, for the record.
-    pub what: String,
-}
-
 /// The driver's queue is full or the driver has stopped.
 #[derive(Debug, thiserror::Error)]
 #[error("the gateway is busy or stopping")]
@@ -122,6 +37,8 @@ pub struct Busy;
 
 /// One question to the driver.
 pub(crate) enum Request {
+    /// A datagram on UDP 67.
+    Datagram(Vec<u8>, Ingress),
     /// `POST /v1/hello`.
     Hello(Connection, Bytes, oneshot::Sender<WireReply>),
     /// `POST /v1/evidence`.
@@ -153,10 +70,21 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// A door and the end the driver reads from; at most `capacity` questions wait.
+    pub(crate) fn new(capacity: usize) -> (Self, mpsc::Receiver<Request>) {
+        let (tx, rx) = mpsc::channel(capacity);
+        (Self { tx }, rx)
+    }
+
     async fn ask<T>(&self, make: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
         let (tx, rx) = oneshot::channel();
         self.tx.send(make(tx)).await.map_err(|_| Busy)?;
         rx.await.map_err(|_| Busy)
+    }
+
+    /// Hands over a datagram; `false` when the queue is full and it was dropped.
+    pub(crate) fn datagram(&self, bytes: Vec<u8>, ingress: Ingress) -> bool {
+        self.tx.try_send(Request::Datagram(bytes, ingress)).is_ok()
     }
 
     /// Hands over a hello body; answers the challenge or a refusal.

@@ -80,3 +80,7 @@ impl std::fmt::Display for EkName {
 )]
 #[serde(transparent)]
 pub struct UnixMillis(pub u64);
+
+/// One accepted connection of the attest listener; never reused within a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u64);

@@ -111,6 +111,11 @@ pub enum Act {
         /// The machine.
         machine: MachineId,
     },
+    /// The owner states that the machine is installed: its local disk boots.
+    MarkInstalled {
+        /// The machine.
+        machine: MachineId,
+    },
     /// The machine's access ends.
     Withdraw {
         /// The machine.

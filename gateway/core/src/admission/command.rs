@@ -1,0 +1,258 @@
+//! What an administrator may do, and what it needs.
+
+use crate::admission::event::Event;
+use crate::admission::machine::State;
+use crate::admission::registry::Registry;
+use crate::catalog::CatalogEntry;
+use crate::identity::MachineId;
+use crate::limits::OPERATOR_TEXT_MAX_BYTES;
+use crate::reason::Reason;
+use crate::record::Act;
+
+/// Who asks, taken from a verified client certificate.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// Subject CN.
+    pub cn: String,
+    /// Role.
+    pub role: Role,
+}
+
+/// Roles of the admin endpoint, ascending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Reads.
+    Viewer,
+    /// Approves, cordons.
+    Operator,
+    /// Everything.
+    Owner,
+}
+
+impl Role {
+    /// Name in certificates, API and ledger.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Viewer => "viewer",
+            Role::Operator => "operator",
+            Role::Owner => "owner",
+        }
+    }
+}
+
+/// What an administrator may do.
+#[derive(Debug, Clone)]
+pub enum Command {
+    /// Bind a pending claim.
+    Approve {
+        /// The claim.
+        machine: MachineId,
+        /// Class.
+        class: Option<String>,
+        /// Require this disk.
+        disk_serial: Option<String>,
+        /// Require this switch port.
+        port: Option<String>,
+        /// How the report digest was compared: `console`, `exported-report` or `none`.
+        compared: String,
+    },
+    /// Stop admitting for now.
+    Cordon(MachineId),
+    /// Undo of cordon.
+    Uncordon(MachineId),
+    /// The owner states that the machine is installed: boot its local disk.
+    MarkInstalled(MachineId),
+    /// End access.
+    Withdraw(MachineId, String),
+    /// Leave the fleet.
+    Retire(MachineId),
+    /// Raise the oldest acceptable version of an image.
+    ImageFloor(String, u64),
+    /// Refuse an image, by SHA-256.
+    ImageWithdraw(String),
+}
+
+impl Command {
+    fn needs(&self) -> Role {
+        match self {
+            Command::Approve { .. } | Command::Cordon(_) | Command::Uncordon(_) => Role::Operator,
+            Command::MarkInstalled(_)
+            | Command::Withdraw(..)
+            | Command::Retire(_)
+            | Command::ImageFloor(..)
+            | Command::ImageWithdraw(_) => Role::Owner,
+        }
+    }
+}
+
+/// Checks a command against role, machine and state; the act may then be recorded.
+///
+/// # Errors
+/// `admin.role`, `machine.unknown`, `machine.state`, `malformed.command`, `image.unknown`,
+/// `image.floor`.
+pub fn to_act(
+    command: Command,
+    caller: &Caller,
+    registry: &Registry,
+    catalog: &[CatalogEntry],
+) -> Result<Act, Reason> {
+    let needs = command.needs();
+    if caller.role < needs {
+        return Err(Reason::new(
+            "admin.role",
+            format!("role {}", needs.as_str()),
+            format!("role {} of {}", caller.role.as_str(), caller.cn),
+            "docs/OPERATIONS.md, roles",
+            "ask somebody with that role",
+        ));
+    }
+    match command {
+        Command::Approve { machine, class, disk_serial, port, compared } => {
+            approve(registry, machine, class, disk_serial, port, compared)
+        }
+        Command::Cordon(machine) => {
+            fits(registry, &machine, &Event::Cordoned).map(|()| Act::Cordon { machine })
+        }
+        Command::Uncordon(machine) => {
+            fits(registry, &machine, &Event::Uncordoned).map(|()| Act::Uncordon { machine })
+        }
+        Command::MarkInstalled(machine) => {
+            fits(registry, &machine, &Event::Installed).map(|()| Act::MarkInstalled { machine })
+        }
+        Command::Withdraw(machine, why) => {
+            text("why", &why)?;
+            fits(registry, &machine, &Event::Withdrawn { why: why.clone() })
+                .map(|()| Act::Withdraw { machine, why })
+        }
+        Command::Retire(machine) => {
+            fits(registry, &machine, &Event::Retired).map(|()| Act::Retire { machine })
+        }
+        Command::ImageFloor(name, floor) => image_floor(catalog, name, floor),
+        Command::ImageWithdraw(sha256) => {
+            if catalog.iter().any(|e| e.artefact.sha256 == sha256) {
+                Ok(Act::ImageWithdraw { sha256 })
+            } else {
+                Err(unknown_image("an image of the catalogue", &sha256))
+            }
+        }
+    }
+}
+
+fn approve(
+    registry: &Registry,
+    machine: MachineId,
+    class: Option<String>,
+    disk_serial: Option<String>,
+    port: Option<String>,
+    compared: String,
+) -> Result<Act, Reason> {
+    fits(registry, &machine, &Event::Approved)?;
+    for (key, value) in [("class", &class), ("disk_serial", &disk_serial), ("port", &port)] {
+        if let Some(value) = value {
+            text(key, value)?;
+        }
+    }
+    if !["console", "exported-report", "none"].contains(&compared.as_str()) {
+        return Err(Reason::new(
+            "malformed.command",
+            "compared: console, exported-report or none",
+            compared,
+            "docs/PROTOCOL.md section 7",
+            "say how the report digest was compared with the machine's own screen",
+        ));
+    }
+    let claim = registry.get(&machine).and_then(|m| m.claim.as_ref());
+    let Some(claim) = claim else {
+        return Err(unknown_machine(&machine));
+    };
+    for ek in &claim.ek_names {
+        let owner = crate::appraisal::EkDirectory::owner(registry.directory().as_ref(), ek)
+            .map(|binding| binding.machine.clone());
+        if let Some(owner) = owner {
+            return Err(Reason::new(
+                "ek.ambiguous",
+                "keys bound to no other machine",
+                format!("EK {ek} of claim {machine} is bound to {owner}"),
+                "docs/PROTOCOL.md section 3, row 3",
+                "a key names one machine: withdraw the other binding first",
+            ));
+        }
+    }
+    Ok(Act::Approve {
+        machine,
+        ek_names: claim.ek_names.clone(),
+        serial: claim.serial.clone(),
+        disk_serial,
+        port,
+        class: class.unwrap_or_else(|| "default".to_owned()),
+        compared,
+    })
+}
+
+fn image_floor(catalog: &[CatalogEntry], name: String, floor: u64) -> Result<Act, Reason> {
+    let Some(entry) = catalog.iter().find(|e| e.artefact.name == name) else {
+        return Err(unknown_image("an image name of the catalogue", &name));
+    };
+    if floor < entry.floor {
+        return Err(Reason::new(
+            "image.floor",
+            format!("a floor of at least {}", entry.floor),
+            floor.to_string(),
+            "docs/PROTOCOL.md section 4: a floor never falls",
+            "add and approve a newer image instead",
+        ));
+    }
+    Ok(Act::ImageFloor { name, floor })
+}
+
+fn fits(registry: &Registry, id: &MachineId, event: &Event) -> Result<(), Reason> {
+    let Some(machine) = registry.get(id) else {
+        return Err(unknown_machine(id));
+    };
+    match machine.state.next(event) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Reason::new(
+            "machine.state",
+            format!("a state that allows {}", event.name()),
+            format!("machine {id} is {}", State::name(&machine.state)),
+            "docs/PROTOCOL.md section 9",
+            "vestibule machine show tells its state and what led there",
+        )),
+    }
+}
+
+fn text(key: &str, value: &str) -> Result<(), Reason> {
+    if !value.is_empty()
+        && value.len() <= OPERATOR_TEXT_MAX_BYTES
+        && !value.chars().any(char::is_control)
+    {
+        return Ok(());
+    }
+    Err(Reason::new(
+        "malformed.command",
+        format!("{key}: 1 to {OPERATOR_TEXT_MAX_BYTES} bytes without control characters"),
+        format!("{} bytes", value.len()),
+        "gateway/core/src/limits.rs",
+        "shorten it",
+    ))
+}
+
+fn unknown_machine(id: &MachineId) -> Reason {
+    Reason::new(
+        "machine.unknown",
+        "a machine or claim of this appliance",
+        id.to_string(),
+        "the ledger",
+        "vestibule machine list shows all names",
+    )
+}
+
+fn unknown_image(expected: &str, found: &str) -> Reason {
+    Reason::new(
+        "image.unknown",
+        expected,
+        found.to_owned(),
+        "the catalogue",
+        "vestibule image list shows all images",
+    )
+}

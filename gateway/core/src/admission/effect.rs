@@ -1,0 +1,176 @@
+//! What the core wants done. The driver makes every record durable first, then performs the rest in
+//! order; each effect is safe to repeat after a restart.
+
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::registry::Directory;
+use crate::appraisal::{
+    Admission, Appraisal, CatalogEntry, EkRoots, EvidenceContext, HelloContext, HelloFacts, Issued, Refusal,
+    TimeTrust, Verified, appraise_evidence, appraise_hello, make_challenge,
+};
+use crate::identity::{ConnId, MachineId, UnixMillis};
+use crate::policy::Policy;
+use crate::reason::Reason;
+use crate::record::{Certificate, JournalRecord, Record, Verdict};
+
+/// One thing to do.
+pub enum Effect {
+    /// Append to the signed ledger.
+    Record {
+        /// The sequence it will get; the store refuses any other.
+        seq: u64,
+        /// Wall clock.
+        at: UnixMillis,
+        /// The record.
+        record: Record,
+    },
+    /// Append to the lease journal.
+    Journal(JournalRecord),
+    /// Send a DHCP reply on an interface.
+    Dhcp {
+        /// The datagram and where it goes.
+        reply: netstack::dhcp::Reply,
+        /// Interface it came in by.
+        iface: String,
+    },
+    /// Pure work that is too long for the loop; its answer comes back as an input.
+    Work(Box<Work>),
+    /// Issue an LDevID; the answer comes back as an input.
+    Issue(Box<IssueRequest>),
+    /// Answer a node.
+    Wire {
+        /// Which connection.
+        conn: ConnId,
+        /// What to say.
+        reply: WireReply,
+    },
+    /// Something was refused or did not fit: for the log and the counters, already in the ledger
+    /// where it belongs there.
+    Refused {
+        /// Subject: correlation id, hardware address or machine.
+        subject: String,
+        /// Why.
+        reasons: Vec<Reason>,
+    },
+}
+
+/// What goes back to a node.
+#[derive(Debug)]
+pub struct WireReply {
+    /// HTTP status.
+    pub status: u16,
+    /// JSON body.
+    pub body: Vec<u8>,
+    /// The connection ends after this reply.
+    pub close: bool,
+}
+
+/// An LDevID to issue. Only an appraisal that admitted can make one.
+pub struct IssueRequest {
+    /// The connection that waits for it.
+    pub conn: ConnId,
+    /// For whom.
+    pub machine: MachineId,
+    /// The proof.
+    pub admission: Verified<Admission>,
+    /// The verdict as recorded; signed as the receipt.
+    pub verdict: Verdict,
+}
+
+/// What the CA made of an [`IssueRequest`].
+pub struct IssuedDevId {
+    /// The record to write before the node hears of it.
+    pub record: Certificate,
+    /// DER, leaf first.
+    pub chain: Vec<Vec<u8>>,
+    /// The signed verdict.
+    pub receipt: attest_wire::v1::Receipt,
+}
+
+/// Pure work for a blocking worker.
+pub enum Work {
+    /// Rows 1-6, then MakeCredential.
+    Hello {
+        /// The connection.
+        conn: ConnId,
+        /// The body as received.
+        body: Vec<u8>,
+        /// Session id.
+        session: [u8; 16],
+        /// TLS exporter.
+        exporter: [u8; 32],
+        /// Randomness for nonce and credentials.
+        seed: Zeroizing<[u8; 32]>,
+        /// What it is judged by.
+        rules: Rules,
+    },
+    /// Rows 7-14.
+    Evidence {
+        /// The connection.
+        conn: ConnId,
+        /// The hello that passed.
+        hello: Verified<HelloFacts>,
+        /// The challenge that went out.
+        issued: Issued,
+        /// The body as received.
+        body: Vec<u8>,
+        /// What it is judged by.
+        rules: Rules,
+    },
+}
+
+/// Everything an appraisal is judged by, as it was when the message arrived.
+#[derive(Clone)]
+pub struct Rules {
+    /// Appraisal policy.
+    pub policy: Arc<Policy>,
+    /// Who owns which EK.
+    pub directory: Arc<Directory>,
+    /// EK vendor roots.
+    pub ek_roots: Arc<EkRoots>,
+    /// Catalogue with floors.
+    pub catalog: Arc<Vec<CatalogEntry>>,
+    /// How far the clock is trusted.
+    pub time: TimeTrust,
+}
+
+/// What came of [`Work`].
+pub enum WorkDone {
+    /// Of [`Work::Hello`].
+    Hello(ConnId, Result<Box<(Verified<HelloFacts>, Issued)>, Box<Refusal>>),
+    /// Of [`Work::Evidence`].
+    Evidence(ConnId, Box<Appraisal>),
+}
+
+impl Work {
+    /// Does the work: deterministic in its fields.
+    pub fn run(self) -> WorkDone {
+        match self {
+            Work::Hello { conn, body, session, exporter, seed, rules } => {
+                let context = HelloContext {
+                    policy: &rules.policy,
+                    bindings: rules.directory.as_ref(),
+                    ek_roots: &rules.ek_roots,
+                    time: rules.time,
+                };
+                let mut rng = <rand_chacha::ChaCha20Rng as rand_core::SeedableRng>::from_seed(*seed);
+                let done = appraise_hello(&body, &context).and_then(|hello| {
+                    let issued =
+                        make_challenge(&hello, session, exporter, &rules.policy, &mut rng)?;
+                    Ok(Box::new((hello, issued)))
+                });
+                WorkDone::Hello(conn, done)
+            }
+            Work::Evidence { conn, hello, issued, body, rules } => {
+                let context = EvidenceContext {
+                    policy: &rules.policy,
+                    bindings: rules.directory.as_ref(),
+                    catalog: &rules.catalog,
+                };
+                WorkDone::Evidence(conn, Box::new(appraise_evidence(hello, issued, &body, &context)))
+            }
+        }
+    }
+}

@@ -1,0 +1,540 @@
+//! Who may join: sessions, claims, bindings and the verdict's consequences.
+//!
+//! Decides what follows from an appraisal and from an administrator's act. Does not judge evidence
+//! (`appraisal`), make certificates (the shell's CA) or know any socket.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use attest_wire::v1::{AttestationResult, Verdict as WireVerdict};
+use zeroize::Zeroizing;
+
+use crate::appraisal::{
+    Admission as Proof, Appraisal, Facts, HelloFacts, Issued, PossessionProven, Refusal, Verified,
+};
+use crate::identity::{ConnId, MachineId, MacAddr, UnixMillis};
+use crate::inventory::Inventory;
+use crate::limits;
+use crate::outbox::Outbox;
+use crate::reason::Reason;
+use crate::record::{Act, Claim, JournalRecord, Mark, OperatorAct, Record};
+use crate::walk::Step;
+
+pub mod command;
+pub mod effect;
+pub mod event;
+pub mod machine;
+mod refusals;
+pub mod registry;
+mod session;
+
+use command::{Caller, Command};
+use effect::{Effect, IssueRequest, IssuedDevId, Rules, WireReply, Work};
+use event::Event;
+use machine::State;
+use refusals::Refusals;
+use registry::Registry;
+use session::{Phase, Session, Sessions};
+
+/// A hello as the listener hands it over.
+pub struct HelloInput {
+    /// The connection.
+    pub conn: ConnId,
+    /// The node's address.
+    pub peer: IpAddr,
+    /// Hardware address of the lease behind it, if any.
+    pub mac: Option<MacAddr>,
+    /// Interface or relay it came by.
+    pub ingress: String,
+    /// Session id.
+    pub session: [u8; 16],
+    /// TLS exporter.
+    pub exporter: [u8; 32],
+    /// Randomness for the challenge.
+    pub seed: Zeroizing<[u8; 32]>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// All machines, sessions and refusals.
+///
+/// Contract: one `handle`-like call, then drain the [`Outbox`], then the next call. Nothing here
+/// reads a clock: `now` never goes back.
+pub struct Admission {
+    registry: Registry,
+    sessions: Sessions,
+    refusals: Refusals,
+    inventory: Inventory,
+    rules: Rules,
+    seal: String,
+}
+
+impl Admission {
+    /// Starts with what the ledger proved; `registry` has been replayed.
+    pub fn new(registry: Registry, inventory: Inventory, rules: Rules, seal: String) -> Self {
+        Self {
+            registry,
+            sessions: Sessions::default(),
+            refusals: Refusals::default(),
+            inventory,
+            rules,
+            seal,
+        }
+    }
+
+    /// All machines.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// All machines, for sightings.
+    pub fn registry_mut(&mut self) -> &mut Registry {
+        &mut self.registry
+    }
+
+    /// Live sessions.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Refusals since start, per code.
+    pub fn refusal_totals(&self) -> &std::collections::BTreeMap<String, u64> {
+        self.refusals.totals()
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// The rules in force, for a change of the catalogue.
+    pub fn rules_mut(&mut self) -> &mut Rules {
+        &mut self.rules
+    }
+
+    /// Step `hello`: bounds, then rows 1-6 on a worker.
+    pub fn hello(&mut self, now: UnixMillis, input: HelloInput, out: &mut Outbox) {
+        let mac = input.mac.unwrap_or(MacAddr([0; 6]));
+        let correlation = hex::encode(&input.session[..8]);
+        let session = Session {
+            peer: input.peer,
+            mac,
+            ingress: input.ingress.clone(),
+            correlation: correlation.clone(),
+            deadline: UnixMillis(now.0 + limits::SESSION_MS),
+            machine: None,
+            phase: Phase::JudgingHello,
+        };
+        if let Err(reason) = self.sessions.open(input.conn, session) {
+            self.refuse_unproven(now, &input.ingress, &correlation, vec![reason], out);
+            wire(out, input.conn, 503, not_admitted(&correlation));
+            return;
+        }
+        self.mark(now, mac, None, Step::Hello, format!("attempt {correlation}"), out);
+        self.rules.directory = self.registry.directory();
+        out.push(Effect::Work(Box::new(Work::Hello {
+            conn: input.conn,
+            body: input.body,
+            session: input.session,
+            exporter: input.exporter,
+            seed: input.seed,
+            rules: self.rules.clone(),
+        })));
+    }
+
+    /// Step `challenge`: the hello was judged.
+    pub fn hello_judged(
+        &mut self,
+        now: UnixMillis,
+        conn: ConnId,
+        done: Result<Box<(Verified<HelloFacts>, Issued)>, Box<Refusal>>,
+        out: &mut Outbox,
+    ) {
+        let Some(session) = self.sessions.get_mut(conn) else { return };
+        match done {
+            Err(refusal) => self.refused(now, conn, *refusal, out),
+            Ok(judged) => {
+                let machine = judged.0.machine().cloned();
+                let body = judged.1.body.clone();
+                session.machine = machine.clone();
+                session.phase = Phase::Challenged(judged);
+                let (mac, correlation) = (session.mac, session.correlation.clone());
+                if let Some(id) = &machine {
+                    self.move_machine(now, id, &Event::Challenged, out);
+                }
+                let detail = format!("attempt {correlation}");
+                self.mark(now, mac, machine, Step::Challenge, detail, out);
+                let reply = WireReply { status: 200, body, close: false };
+                out.push(Effect::Wire { conn, reply });
+            }
+        }
+    }
+
+    /// Step `evidence`: rows 7-14 on a worker.
+    pub fn evidence(&mut self, now: UnixMillis, conn: ConnId, body: Vec<u8>, out: &mut Outbox) {
+        let phase = match self.sessions.get_mut(conn) {
+            Some(session) => std::mem::replace(&mut session.phase, Phase::Judging),
+            None => {
+                // Evidence on a connection that never said hello, or whose session is over.
+                let reason = channel_mismatch("a connection without a hello");
+                let correlation = format!("conn-{}", conn.0);
+                self.refuse_unproven(now, "attest", &correlation, vec![reason], out);
+                wire(out, conn, 409, not_admitted(&correlation));
+                return;
+            }
+        };
+        let Phase::Challenged(judged) = phase else {
+            let reason = channel_mismatch("evidence before the challenge, or twice");
+            let refusal = unproven(reason);
+            self.refused(now, conn, refusal, out);
+            return;
+        };
+        let (hello, issued) = *judged;
+        if let Some(session) = self.sessions.get_mut(conn) {
+            let detail = format!("attempt {}", session.correlation);
+            let (mac, machine) = (session.mac, session.machine.clone());
+            self.mark(now, mac, machine, Step::Evidence, detail, out);
+        }
+        let rules = self.rules.clone();
+        out.push(Effect::Work(Box::new(Work::Evidence { conn, hello, issued, body, rules })));
+    }
+
+    /// Step `appraise`: the evidence was judged.
+    pub fn evidence_judged(
+        &mut self,
+        now: UnixMillis,
+        conn: ConnId,
+        appraisal: Appraisal,
+        out: &mut Outbox,
+    ) {
+        let Some(session) = self.sessions.get_mut(conn) else { return };
+        let (mac, machine) = (session.mac, session.machine.clone());
+        let detail = format!("attempt {}", session.correlation);
+        self.mark(now, mac, machine, Step::Appraise, detail, out);
+        match appraisal {
+            Appraisal::Refused(refusal) => self.refused(now, conn, *refusal, out),
+            Appraisal::Possession(possession) => self.claim(now, conn, &possession, out),
+            Appraisal::Admitted(admission) => self.admit(now, conn, *admission, out),
+        }
+    }
+
+    /// The evidence passed: the verdict goes on record, then the certificate is issued.
+    fn admit(&mut self, now: UnixMillis, conn: ConnId, proof: Verified<Proof>, out: &mut Outbox) {
+        let Some(session) = self.sessions.get_mut(conn) else { return };
+        let id = proof.binding.machine.clone();
+        // The machine may have been cordoned or withdrawn while its evidence was judged.
+        let state = self.registry.get(&id).map(|m| m.state.clone());
+        if !state.as_ref().is_some_and(State::may_attest) {
+            let reason = Reason::new(
+                "machine.state",
+                "a machine that may attest",
+                format!("machine {id} is {}", state.as_ref().map_or("unknown", State::name)),
+                "docs/PROTOCOL.md section 9",
+                "uncordon it, or enrol the board anew if it was withdrawn in error",
+            );
+            let refusal = Refusal { activated: true, machine: Some(id), ..unproven(reason) };
+            self.refused(now, conn, refusal, out);
+            return;
+        }
+        let verdict = proof.record(&self.seal, &session.correlation);
+        self.write(now, Record::Verdict(verdict.clone()), out);
+        out.push(Effect::Issue(Box::new(IssueRequest {
+            conn,
+            machine: id,
+            admission: proof,
+            verdict,
+        })));
+    }
+
+    /// Step `issue`: the CA answered.
+    pub fn issued(
+        &mut self,
+        now: UnixMillis,
+        conn: ConnId,
+        machine: &MachineId,
+        done: Result<IssuedDevId, Reason>,
+        out: &mut Outbox,
+    ) {
+        let session = self.sessions.close(conn);
+        let correlation = session.as_ref().map_or_else(String::new, |s| s.correlation.clone());
+        match done {
+            Ok(issued) => {
+                self.write(now, Record::Certificate(issued.record), out);
+                let mac = session.map_or(MacAddr([0; 6]), |s| s.mac);
+                let detail = format!("attempt {correlation}");
+                self.mark(now, mac, Some(machine.clone()), Step::Issue, detail, out);
+                let result = AttestationResult {
+                    verdict: WireVerdict::Admitted,
+                    code: "admitted".to_owned(),
+                    hint: format!("admitted as {machine}"),
+                    correlation,
+                    retry_secs: 0,
+                    receipt: Some(issued.receipt),
+                    devid_chain: issued.chain.into_iter().map(Into::into).collect(),
+                };
+                wire(out, conn, 200, result);
+            }
+            Err(reason) => {
+                self.refusals.count(&reason);
+                out.refused(machine.to_string(), vec![reason.clone()]);
+                let mut result = explained(&correlation, &reason);
+                result.hint = "the gateway could not issue; an operator must look".to_owned();
+                wire(out, conn, 503, result);
+            }
+        }
+    }
+
+    /// Possession is proven, but nobody has bound these keys: a claim waits for an owner.
+    fn claim(
+        &mut self,
+        now: UnixMillis,
+        conn: ConnId,
+        possession: &PossessionProven,
+        out: &mut Outbox,
+    ) {
+        let Some(session) = self.sessions.close(conn) else { return };
+        let facts = &possession.facts;
+        let declared = self
+            .inventory
+            .machines
+            .iter()
+            .find(|m| m.serial == facts.serial && m.ek_names.is_empty())
+            .map(|m| m.id.clone());
+        let id = declared.unwrap_or_else(|| provisional_id(&facts.ek_names));
+        let claim = possession.record(id, &session.correlation);
+        if let Err(reason) = self.claim_fits(&claim, &session.ingress) {
+            let correlation = session.correlation.clone();
+            self.refuse_unproven(now, &session.ingress, &correlation, vec![reason.clone()], out);
+            wire(out, conn, 403, explained(&correlation, &reason));
+            return;
+        }
+        let (id, report) = (claim.machine.clone(), claim.report_sha256.clone());
+        if !self.registry.same_claim(&claim) {
+            self.write(now, Record::Claim(claim), out);
+        }
+        let result = AttestationResult {
+            verdict: WireVerdict::Pending,
+            code: "ek.unknown".to_owned(),
+            hint: format!("claim {id} waits for approval; report {}", &report[..16]),
+            correlation: session.correlation,
+            retry_secs: limits::PENDING_RETRY_SECS,
+            receipt: None,
+            devid_chain: Vec::new(),
+        };
+        wire(out, conn, 202, result);
+    }
+
+    fn claim_fits(&self, claim: &Claim, ingress: &str) -> Result<(), Reason> {
+        match self.registry.get(&claim.machine) {
+            Some(known) if known.state != State::Pending => {
+                return Err(Reason::new(
+                    "ek.unknown",
+                    format!("the keys bound to machine {}", claim.machine),
+                    format!("unknown keys of attempt {} with its serial", claim.correlation),
+                    "docs/PROTOCOL.md section 7",
+                    "if the board was replaced, withdraw the old one and enrol the new keys",
+                ));
+            }
+            Some(_) => return Ok(()),
+            None => {}
+        }
+        let pending = self.registry.pending().count();
+        if pending >= limits::CLAIMS_MAX {
+            return Err(Reason::new(
+                "claim.quota",
+                format!("fewer than {} pending claims", limits::CLAIMS_MAX),
+                format!("{pending} pending, the newest from {ingress}"),
+                "gateway/core/src/limits.rs",
+                "approve or withdraw waiting claims: vestibule claims",
+            ));
+        }
+        Ok(())
+    }
+
+    /// An administrator acts.
+    ///
+    /// # Errors
+    /// A [`Reason`] when the role, the machine or its state does not allow it.
+    pub fn command(
+        &mut self,
+        now: UnixMillis,
+        caller: &Caller,
+        command: Command,
+        out: &mut Outbox,
+    ) -> Result<(), Reason> {
+        let act = command::to_act(command, caller, &self.registry, &self.rules.catalog)?;
+        self.write_act(now, caller, act, out);
+        Ok(())
+    }
+
+    fn write_act(&mut self, now: UnixMillis, caller: &Caller, act: Act, out: &mut Outbox) {
+        if let Act::ImageFloor { .. } | Act::ImageWithdraw { .. } = &act {
+            let catalog = Arc::make_mut(&mut self.rules.catalog);
+            crate::catalog::apply(catalog, &act);
+        }
+        let record = Record::Operator(OperatorAct {
+            by: caller.cn.clone(),
+            role: caller.role.as_str().to_owned(),
+            act,
+        });
+        self.write(now, record, out);
+    }
+
+    /// A connection ended; its session dies with it.
+    pub fn closed(&mut self, now: UnixMillis, conn: ConnId, out: &mut Outbox) {
+        if let Some(Session { machine: Some(id), .. }) = self.sessions.close(conn) {
+            self.move_machine(now, &id, &Event::AttemptEnded, out);
+        }
+    }
+
+    /// When [`Admission::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<UnixMillis> {
+        [self.sessions.deadline(), self.refusals.deadline()].into_iter().flatten().min()
+    }
+
+    /// Ends sessions and writes refusal summaries that are due.
+    pub fn handle_timeout(&mut self, now: UnixMillis, out: &mut Outbox) {
+        for conn in self.sessions.expired(now) {
+            let reason = Reason::new(
+                "session.timeout",
+                format!("evidence within {} s of the hello", limits::SESSION_MS / 1000),
+                "none",
+                "docs/PROTOCOL.md section 2",
+                "look at the node's console: a slow or busy TPM, or a lost connection",
+            );
+            self.refused(now, conn, unproven(reason), out);
+        }
+        for summary in self.refusals.due(now) {
+            self.write(now, Record::RefusalSummary(summary), out);
+        }
+    }
+
+    /// Ends an attempt with a refusal: ledger, log, and what the node may know.
+    fn refused(&mut self, now: UnixMillis, conn: ConnId, refusal: Refusal, out: &mut Outbox) {
+        let Some(session) = self.sessions.close(conn) else { return };
+        let correlation = session.correlation.clone();
+        if let Some(id) = &session.machine {
+            self.move_machine(now, id, &Event::AttemptEnded, out);
+        }
+        // Possession of keys that are bound to a machine earns a record of its own; anything less is
+        // summed, so that made-up keys buy none.
+        let proven = refusal.activated && session.machine.is_some();
+        if proven {
+            for reason in &refusal.reasons {
+                self.refusals.count(reason);
+            }
+            out.refused(correlation.clone(), refusal.reasons.clone());
+            self.write(now, Record::Verdict(refusal.record(&self.seal, &correlation)), out);
+        } else {
+            let reasons = refusal.reasons.clone();
+            self.refuse_unproven(now, &session.ingress, &correlation, reasons, out);
+        }
+        let (code, hint) = refusal.told();
+        wire(out, conn, 403, AttestationResult { code, hint, ..not_admitted(&correlation) });
+    }
+
+    fn refuse_unproven(
+        &mut self,
+        now: UnixMillis,
+        ingress: &str,
+        correlation: &str,
+        reasons: Vec<Reason>,
+        out: &mut Outbox,
+    ) {
+        for reason in &reasons {
+            if let Some(summary) = self.refusals.unproven(now, ingress, reason, correlation) {
+                self.write(now, Record::RefusalSummary(summary), out);
+            }
+        }
+        out.refused(correlation, reasons);
+    }
+
+    /// Writes one ledger record and folds it in: the same code as in a replay.
+    fn write(&mut self, now: UnixMillis, record: Record, out: &mut Outbox) {
+        let seq = out.record(now, record.clone());
+        self.registry.apply(seq, now, &record);
+    }
+
+    fn move_machine(&mut self, now: UnixMillis, id: &MachineId, event: &Event, out: &mut Outbox) {
+        if let Err(unfit) = self.registry.event(now, id, event) {
+            let reason = Reason::new(
+                "machine.event",
+                "an event that fits the state",
+                unfit.to_string(),
+                "gateway/core/src/admission/machine.rs",
+                "none needed; it is counted and kept",
+            );
+            out.refused(id.to_string(), vec![reason]);
+        }
+    }
+
+    /// Writes a walk mark unless the same one was written a moment ago.
+    pub fn mark(
+        &mut self,
+        at: UnixMillis,
+        mac: MacAddr,
+        machine: Option<MachineId>,
+        step: Step,
+        detail: String,
+        out: &mut Outbox,
+    ) {
+        let mark = Mark { mac, machine, step, at, detail };
+        if self.registry.mark(&mark) {
+            out.journal(JournalRecord::Mark(mark));
+        }
+    }
+}
+
+/// A refusal that no appraisal made.
+fn unproven(reason: Reason) -> Refusal {
+    Refusal {
+        reasons: vec![reason],
+        activated: false,
+        machine: None,
+        facts: Facts::default(),
+        checks: Vec::new(),
+    }
+}
+
+fn channel_mismatch(found: &str) -> Reason {
+    Reason::new(
+        "channel.mismatch",
+        "hello and evidence once each, in order, on one TLS connection",
+        found,
+        "docs/PROTOCOL.md section 2",
+        "the node starts over; a TLS-terminating proxy on the path is not supported",
+    )
+}
+
+/// Name of a machine that nobody has named: the start of its first EK Name's digest.
+fn provisional_id(ek_names: &[crate::identity::EkName]) -> MachineId {
+    let name = ek_names.iter().min().map_or("", |n| n.0.as_str());
+    MachineId(format!("m-{}", name.get(4..16).unwrap_or("unknown")))
+}
+
+/// What an unproven node may know.
+fn not_admitted(correlation: &str) -> AttestationResult {
+    AttestationResult {
+        verdict: WireVerdict::NotAdmitted,
+        code: "not_admitted".to_owned(),
+        hint: "ask the operator, with the attempt's number".to_owned(),
+        correlation: correlation.to_owned(),
+        retry_secs: limits::REFUSED_RETRY_SECS,
+        receipt: None,
+        devid_chain: Vec::new(),
+    }
+}
+
+/// What a node that proved possession may know: the code and one line, no policy detail.
+fn explained(correlation: &str, reason: &Reason) -> AttestationResult {
+    let mut hint: String = reason.next.chars().take(72).collect();
+    if hint.is_empty() {
+        hint = "ask the operator, with the attempt's number".to_owned();
+    }
+    AttestationResult { code: reason.code.to_string(), hint, ..not_admitted(correlation) }
+}
+
+fn wire(out: &mut Outbox, conn: ConnId, status: u16, result: AttestationResult) {
+    let body = serde_json::to_vec(&result).expect("a result of strings and bytes encodes");
+    out.push(Effect::Wire { conn, reply: WireReply { status, body, close: true } });
+}

@@ -1,0 +1,429 @@
+//! All machines, as the ledger proves them.
+//!
+//! `apply` folds one ledger record into memory; it is the only way a binding changes, at start
+//! (replay) and while running alike, so what a restart sees is what was there before.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::event::Event;
+use super::machine::{State, Unfit};
+use crate::appraisal::{Binding, EkDirectory};
+use crate::identity::{EkName, MachineId, MacAddr, UnixMillis};
+use crate::inventory::Inventory;
+use crate::limits;
+use crate::reason::Reason;
+use crate::record::{Act, Claim, Mark, Record};
+use crate::view::{MachineView, TimelineEntry};
+use crate::walk::Step;
+
+/// One machine.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Its name.
+    pub id: MachineId,
+    /// Where it stands.
+    pub state: State,
+    /// Since when.
+    pub since: UnixMillis,
+    /// What its keys must match; none while pending.
+    pub binding: Option<Binding>,
+    /// What it claimed before it was bound.
+    pub claim: Option<Claim>,
+    /// Hardware addresses it was seen with.
+    pub macs: BTreeSet<MacAddr>,
+    /// `vendor-chain` or `bare-ek`.
+    pub assurance: Option<String>,
+    /// Reasons of the last verdict.
+    pub reasons: Vec<Reason>,
+    /// Ledger sequence of its last record.
+    pub last_seq: Option<u64>,
+    /// Whether it was ever admitted: only then are its hardware addresses its own.
+    admitted: bool,
+    timeline: VecDeque<TimelineEntry>,
+}
+
+/// Which machine an EK is bound to. Shared with the appraisal workers, copied on write.
+#[derive(Debug, Clone, Default)]
+pub struct Directory {
+    by_ek: BTreeMap<EkName, Arc<Binding>>,
+    by_mac: BTreeMap<MacAddr, MachineId>,
+}
+
+impl EkDirectory for Directory {
+    fn owner(&self, ek: &EkName) -> Option<&Binding> {
+        self.by_ek.get(ek).map(Arc::as_ref)
+    }
+
+    fn mac_owner(&self, mac: MacAddr) -> Option<MachineId> {
+        self.by_mac.get(&mac).cloned()
+    }
+}
+
+/// All machines.
+#[derive(Debug, Default)]
+pub struct Registry {
+    machines: BTreeMap<MachineId, Machine>,
+    directory: Arc<Directory>,
+    by_mac: HashMap<MacAddr, MachineId>,
+    walkers: HashMap<MacAddr, BTreeMap<Step, Mark>>,
+    unfit: VecDeque<(UnixMillis, MachineId, Unfit)>,
+    unfit_total: u64,
+}
+
+impl Registry {
+    /// Machines declared by the inventory; what the ledger says of a machine wins over it.
+    pub fn declare(&mut self, inventory: &Inventory, now: UnixMillis) {
+        for declared in &inventory.machines {
+            if declared.ek_names.is_empty() || self.machines.contains_key(&declared.id) {
+                continue;
+            }
+            let binding = Binding {
+                machine: declared.id.clone(),
+                may_attest: Ok(()),
+                serial: Some(declared.serial.clone()),
+                disk_serial: declared.disk_serial.clone(),
+                port: declared.port.clone(),
+                class: declared.class.clone(),
+                ek_names: declared.ek_names.clone(),
+                counters: None,
+            };
+            let mut machine = Machine::new(declared.id.clone(), State::Declared, now);
+            machine.binding = Some(binding);
+            self.machines.insert(declared.id.clone(), machine);
+            self.bind(&declared.id);
+        }
+    }
+
+    /// The EK directory as it is now.
+    pub fn directory(&self) -> Arc<Directory> {
+        Arc::clone(&self.directory)
+    }
+
+    /// One machine.
+    pub fn get(&self, id: &MachineId) -> Option<&Machine> {
+        self.machines.get(id)
+    }
+
+    /// All machines, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Machine> {
+        self.machines.values()
+    }
+
+    /// The machine last admitted (or claimed) with this hardware address.
+    pub fn by_mac(&self, mac: MacAddr) -> Option<&Machine> {
+        self.by_mac.get(&mac).and_then(|id| self.machines.get(id))
+    }
+
+    /// Whether a claim with exactly these keys and facts waits already, so that a node that asks
+    /// again does not write it again.
+    pub fn same_claim(&self, claim: &Claim) -> bool {
+        self.machines.get(&claim.machine).and_then(|m| m.claim.as_ref()).is_some_and(|old| {
+            let correlation = old.correlation.clone();
+            *old == Claim { correlation, ..claim.clone() }
+        })
+    }
+
+    /// Pending claims.
+    pub fn pending(&self) -> impl Iterator<Item = &Machine> {
+        self.machines.values().filter(|m| m.state == State::Pending)
+    }
+
+    /// Events that did not fit, newest last, and how many there were in all.
+    pub fn unfit(&self) -> (&VecDeque<(UnixMillis, MachineId, Unfit)>, u64) {
+        (&self.unfit, self.unfit_total)
+    }
+
+    /// Moves one machine. An event that does not fit changes nothing, is counted and kept.
+    ///
+    /// # Errors
+    /// [`Unfit`], also when there is no such machine (state `unknown`).
+    pub fn event(&mut self, at: UnixMillis, id: &MachineId, event: &Event) -> Result<(), Unfit> {
+        let Some(machine) = self.machines.get_mut(id) else {
+            return Err(Unfit { state: "unknown", event: event.name() });
+        };
+        match machine.state.next(event) {
+            Ok(state) => {
+                if state.name() != machine.state.name() {
+                    machine.since = at;
+                }
+                let allowed = machine.state.may_attest();
+                machine.state = state;
+                if machine.state.may_attest() != allowed {
+                    self.bind(id);
+                }
+                Ok(())
+            }
+            Err(unfit) => {
+                self.unfit_total += 1;
+                if self.unfit.len() == limits::UNFIT_MAX {
+                    self.unfit.pop_front();
+                }
+                self.unfit.push_back((at, id.clone(), unfit.clone()));
+                Err(unfit)
+            }
+        }
+    }
+
+    /// Folds one ledger record in. Records that name no machine change nothing here.
+    pub fn apply(&mut self, seq: u64, at: UnixMillis, record: &Record) {
+        match record {
+            Record::Claim(claim) => self.apply_claim(seq, at, claim),
+            Record::Operator(act) => self.apply_act(seq, at, &act.act, &act.by),
+            Record::Verdict(verdict) => {
+                let Some(id) = &verdict.machine else { return };
+                let Some(machine) = self.machines.get_mut(id) else { return };
+                machine.reasons = verdict.reasons.clone();
+                let text = if verdict.admitted {
+                    format!("admitted, {} reported", verdict.reasons.len())
+                } else {
+                    format!("refused, {} reasons", verdict.reasons.len())
+                };
+                if verdict.admitted {
+                    machine.assurance = Some(verdict.assurance.clone());
+                    machine.admitted = true;
+                    machine.macs = verdict.macs.iter().copied().collect();
+                    if let Some(binding) = &mut machine.binding {
+                        binding.counters = verdict.counters;
+                    }
+                    for mac in &verdict.macs {
+                        self.by_mac.insert(*mac, id.clone());
+                    }
+                }
+                self.note(id, seq, at, Some(Step::Appraise), text, verdict.reasons.clone());
+                if verdict.admitted {
+                    self.replayed(at, id, &Event::Admitted);
+                    self.bind(id);
+                } else {
+                    self.replayed(at, id, &Event::AttemptEnded);
+                }
+            }
+            Record::Certificate(certificate) => {
+                let Some(id) = &certificate.machine else { return };
+                let text =
+                    format!("{} certificate {} issued", certificate.profile, certificate.serial);
+                self.note(id, seq, at, Some(Step::Issue), text, Vec::new());
+                self.replayed(at, id, &Event::Issued { not_after: certificate.not_after });
+            }
+            Record::Genesis(_) | Record::RefusalSummary(_) => {}
+        }
+    }
+
+    fn apply_claim(&mut self, seq: u64, at: UnixMillis, claim: &Claim) {
+        let machine = self
+            .machines
+            .entry(claim.machine.clone())
+            .or_insert_with(|| Machine::new(claim.machine.clone(), State::Pending, at));
+        machine.claim = Some(claim.clone());
+        machine.assurance = Some(claim.assurance.clone());
+        machine.reasons = claim.would_refuse.clone();
+        machine.macs = claim.macs.iter().copied().collect();
+        for mac in &claim.macs {
+            self.by_mac.entry(*mac).or_insert_with(|| claim.machine.clone());
+        }
+        let text = format!("claim, possession proven, report {}", claim.report_sha256);
+        self.note(
+            &claim.machine,
+            seq,
+            at,
+            Some(Step::Appraise),
+            text,
+            claim.would_refuse.clone(),
+        );
+        self.replayed(at, &claim.machine, &Event::Claimed);
+    }
+
+    fn apply_act(&mut self, seq: u64, at: UnixMillis, act: &Act, by: &str) {
+        let (id, event, text) = match act {
+            Act::Approve { machine: id, ek_names, serial, disk_serial, port, class, compared } => {
+                if let Some(machine) = self.machines.get_mut(id) {
+                    machine.binding = Some(Binding {
+                        machine: id.clone(),
+                        may_attest: Ok(()),
+                        serial: Some(serial.clone()),
+                        disk_serial: disk_serial.clone(),
+                        port: port.clone(),
+                        class: class.clone(),
+                        ek_names: ek_names.clone(),
+                        counters: None,
+                    });
+                }
+                (id, Event::Approved, format!("approved by {by}, report compared: {compared}"))
+            }
+            Act::Cordon { machine } => (machine, Event::Cordoned, format!("cordoned by {by}")),
+            Act::Uncordon { machine } => {
+                (machine, Event::Uncordoned, format!("uncordoned by {by}"))
+            }
+            Act::MarkInstalled { machine } => {
+                (machine, Event::Installed, format!("marked installed by {by}"))
+            }
+            Act::Withdraw { machine, why } => (
+                machine,
+                Event::Withdrawn { why: why.clone() },
+                format!("withdrawn by {by}: {why}"),
+            ),
+            Act::Retire { machine } => (machine, Event::Retired, format!("retired by {by}")),
+            Act::ClaimAppliance
+            | Act::ImageAdd { .. }
+            | Act::ImageFloor { .. }
+            | Act::ImageWithdraw { .. } => return,
+        };
+        self.note(id, seq, at, None, text, Vec::new());
+        self.replayed(at, id, &event);
+        self.bind(id);
+    }
+
+    /// A record was only written because its event fitted; in a replay the challenge before it is
+    /// missing, which the table allows. Anything else is kept among the unfit.
+    fn replayed(&mut self, at: UnixMillis, id: &MachineId, event: &Event) {
+        if self.event(at, id, event).is_err() {
+            // Counted and kept by `event`; an unknown machine has nothing to move.
+        }
+    }
+
+    fn note(
+        &mut self,
+        id: &MachineId,
+        seq: u64,
+        at: UnixMillis,
+        step: Option<Step>,
+        text: String,
+        reasons: Vec<Reason>,
+    ) {
+        let Some(machine) = self.machines.get_mut(id) else { return };
+        machine.last_seq = Some(seq);
+        if machine.timeline.len() == limits::TIMELINE_MAX {
+            machine.timeline.pop_front();
+        }
+        let source = "ledger".to_owned();
+        machine.timeline.push_back(TimelineEntry { at, step, source, seq: Some(seq), text, reasons });
+    }
+
+    /// Brings the directory in line with one machine.
+    fn bind(&mut self, id: &MachineId) {
+        let Some(machine) = self.machines.get(id) else { return };
+        let Some(mut binding) = machine.binding.clone() else { return };
+        binding.may_attest = if machine.state.may_attest() {
+            Ok(())
+        } else {
+            Err(Reason::new(
+                "machine.state",
+                "a machine that may attest",
+                format!("machine {id} is {}", machine.state.name()),
+                "docs/PROTOCOL.md section 9",
+                "uncordon it, or enrol the board anew if it was withdrawn in error",
+            ))
+        };
+        let binding = Arc::new(binding);
+        let directory = Arc::make_mut(&mut self.directory);
+        for ek in &binding.ek_names {
+            directory.by_ek.insert(ek.clone(), Arc::clone(&binding));
+        }
+        // A retired machine's addresses are free for others; its keys stay refused.
+        directory.by_mac.retain(|_, owner| owner != id);
+        if machine.state.may_attest() {
+            for mac in machine.macs.iter().filter(|_| machine.admitted) {
+                directory.by_mac.insert(*mac, id.clone());
+            }
+        }
+    }
+
+    /// Remembers that an address reached a step; `true` when it should be written down.
+    pub fn mark(&mut self, mark: &Mark) -> bool {
+        if self.walkers.len() >= limits::WALKERS_MAX && !self.walkers.contains_key(&mark.mac) {
+            return false;
+        }
+        let steps = self.walkers.entry(mark.mac).or_default();
+        let fresh = steps.get(&mark.step).is_none_or(|old| {
+            mark.at.0.saturating_sub(old.at.0) >= limits::MARK_REPEAT_MS
+                || old.detail != mark.detail
+                || old.machine != mark.machine
+        });
+        if fresh {
+            steps.insert(mark.step, mark.clone());
+        }
+        fresh
+    }
+
+    /// One machine's timeline, oldest first.
+    pub fn timeline(&self, id: &MachineId) -> Option<Vec<TimelineEntry>> {
+        let machine = self.machines.get(id)?;
+        let marks = machine
+            .macs
+            .iter()
+            .filter_map(|mac| self.walkers.get(mac))
+            .flat_map(BTreeMap::values)
+            .map(|mark| TimelineEntry {
+                at: mark.at,
+                step: Some(mark.step),
+                source: "journal".to_owned(),
+                seq: None,
+                text: mark.detail.clone(),
+                reasons: Vec::new(),
+            });
+        let mut all: Vec<TimelineEntry> = machine.timeline.iter().cloned().chain(marks).collect();
+        all.sort_by_key(|entry| (entry.at, entry.step));
+        Some(all)
+    }
+}
+
+impl Machine {
+    fn new(id: MachineId, state: State, since: UnixMillis) -> Self {
+        Self {
+            id,
+            state,
+            since,
+            binding: None,
+            claim: None,
+            macs: BTreeSet::new(),
+            assurance: None,
+            reasons: Vec::new(),
+            last_seq: None,
+            admitted: false,
+            timeline: VecDeque::new(),
+        }
+    }
+
+    /// What an administrator is shown; `boot` is the caller's to fill in.
+    pub fn view(&self, boot: String) -> MachineView {
+        let claim = self.claim.as_ref().filter(|_| self.state == State::Pending);
+        let binding = self.binding.as_ref();
+        MachineView {
+            machine: self.id.clone(),
+            state: self.state.name().to_owned(),
+            since: self.since,
+            ek_names: binding
+                .map(|b| b.ek_names.clone())
+                .or_else(|| claim.map(|c| c.ek_names.clone()))
+                .unwrap_or_default(),
+            serial: binding
+                .and_then(|b| b.serial.clone())
+                .or_else(|| claim.map(|c| c.serial.clone())),
+            disk_serial: binding.and_then(|b| b.disk_serial.clone()),
+            port: binding
+                .and_then(|b| b.port.clone())
+                .or_else(|| claim.and_then(|c| c.port.clone())),
+            class: binding.map(|b| b.class.clone()),
+            macs: self.macs.iter().copied().collect(),
+            boot,
+            assurance: self.assurance.clone(),
+            reasons: self.reasons.clone(),
+            ldevid_not_after: match &self.state {
+                State::Admitted { ldevid_not_after } => *ldevid_not_after,
+                State::Declared
+                | State::Discovered(_)
+                | State::Pending
+                | State::Challenged { .. }
+                | State::Installing
+                | State::Installed
+                | State::Active
+                | State::Cordoned { .. }
+                | State::Withdrawn { .. }
+                | State::Retired
+                | State::Replaced { .. } => None,
+            },
+            last_seq: self.last_seq,
+            report_sha256: claim.map(|c| c.report_sha256.clone()),
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! The whole gateway without I/O: DHCP server, admission and boot plan as one.
+//!
+//! Contract (docs/ARCHITECTURE.md): one `handle` or `handle_timeout`, then `poll_effect` until it is
+//! empty, then the next. Records among the effects are made durable before any other effect of the
+//! same drain is performed. `now` never goes back.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use boot::arch::Arch;
+use boot::catalog::Kind;
+use boot::plan::Standing;
+use netstack::dhcp;
+use zeroize::Zeroizing;
+
+use crate::admission::command::{Caller, Command};
+use crate::admission::effect::{Effect, IssuedDevId, Rules, WorkDone};
+use crate::admission::event::{Event, Sub};
+use crate::admission::machine::State;
+use crate::admission::registry::{Machine, Registry};
+use crate::admission::{Admission, HelloInput};
+use crate::bootfile::{Answer, BootSettings, standing};
+use crate::identity::{ConnId, MachineId, MacAddr, UnixMillis};
+use crate::inventory::Inventory;
+use crate::outbox::Outbox;
+use crate::reason::Reason;
+use crate::record::{JournalRecord, LeaseRecord, Mark, Record};
+use crate::view::{ImageView, MachineView, StatusView, TimelineEntry};
+use crate::walk::Step;
+
+/// What the gateway starts with.
+pub struct Setup {
+    /// Name of this appliance.
+    pub appliance: String,
+    /// `measured` or `development`.
+    pub seal: String,
+    /// What appraisals are judged by; its directory is replaced.
+    pub rules: Rules,
+    /// Declared machines.
+    pub inventory: Inventory,
+    /// DHCP scopes.
+    pub dhcp: dhcp::Config,
+    /// Boot addresses and names.
+    pub boot: BootSettings,
+    /// Every ledger record: sequence, time, record.
+    pub ledger: Vec<(u64, UnixMillis, Record)>,
+    /// Leases of the journal, oldest first.
+    pub leases: Vec<LeaseRecord>,
+    /// Walk marks of the journal.
+    pub marks: Vec<Mark>,
+    /// The time.
+    pub now: UnixMillis,
+}
+
+/// One thing that arrived.
+pub enum Input {
+    /// A datagram on UDP 67.
+    Datagram {
+        /// The payload.
+        bytes: Vec<u8>,
+        /// Where it came in.
+        ingress: dhcp::Ingress,
+    },
+    /// `POST /v1/hello`.
+    Hello {
+        /// The connection.
+        conn: ConnId,
+        /// The node's address.
+        peer: IpAddr,
+        /// Session id.
+        session: [u8; 16],
+        /// TLS exporter.
+        exporter: [u8; 32],
+        /// Randomness for the challenge.
+        seed: Zeroizing<[u8; 32]>,
+        /// The body.
+        body: Vec<u8>,
+    },
+    /// `POST /v1/evidence`.
+    Evidence {
+        /// The connection.
+        conn: ConnId,
+        /// The body.
+        body: Vec<u8>,
+    },
+    /// The connection ended.
+    Closed(ConnId),
+    /// A worker finished.
+    WorkDone(Box<WorkDone>),
+    /// The CA answered.
+    Issued {
+        /// The connection that waits.
+        conn: ConnId,
+        /// For whom.
+        machine: MachineId,
+        /// The certificate, or why not.
+        done: Result<IssuedDevId, Reason>,
+    },
+}
+
+/// A machine asks what to boot.
+#[derive(Debug, Clone)]
+pub struct BootQuery {
+    /// Its address.
+    pub peer: IpAddr,
+    /// Hardware address from the URL, if any; the lease table decides when it is absent.
+    pub mac: Option<MacAddr>,
+    /// Architecture from the URL, by the name of `boot::arch`.
+    pub arch: Option<String>,
+    /// Path or file name, for the record.
+    pub what: String,
+}
+
+/// The gateway.
+pub struct Gateway {
+    appliance: String,
+    seal: String,
+    dhcp: dhcp::Server,
+    admission: Admission,
+    boot: BootSettings,
+    out: Outbox,
+}
+
+impl Gateway {
+    /// Replays ledger and journal, then declares what the inventory adds.
+    pub fn new(setup: Setup) -> Self {
+        let Setup { appliance, seal, mut rules, inventory, boot, ledger, leases, marks, now, .. } =
+            setup;
+        let mut registry = Registry::default();
+        let mut next_seq = 1;
+        let mut catalog = rules.catalog.as_ref().clone();
+        for (seq, at, record) in &ledger {
+            registry.apply(*seq, *at, record);
+            if let Record::Operator(act) = record {
+                crate::catalog::apply(&mut catalog, &act.act);
+            }
+            next_seq = seq + 1;
+        }
+        rules.catalog = std::sync::Arc::new(catalog);
+        for mark in &marks {
+            registry.mark(mark);
+        }
+        registry.declare(&inventory, now);
+        let mut dhcp = dhcp::Server::new(setup.dhcp);
+        dhcp.restore(leases.iter().filter_map(restore_lease));
+        let admission = Admission::new(registry, inventory, rules, seal.clone());
+        Self { appliance, seal, dhcp, admission, boot, out: Outbox::new(next_seq) }
+    }
+
+    /// Takes one input.
+    pub fn handle(&mut self, now: UnixMillis, input: Input) {
+        let out = &mut self.out;
+        match input {
+            Input::Datagram { bytes, ingress } => self.datagram(now, &bytes, &ingress),
+            Input::Hello { conn, peer, session, exporter, seed, body } => {
+                let mac = self.mac_of(peer);
+                let ingress = "provisioning".to_owned();
+                let input = HelloInput { conn, peer, mac, ingress, session, exporter, seed, body };
+                self.admission.hello(now, input, &mut self.out);
+            }
+            Input::Evidence { conn, body } => self.admission.evidence(now, conn, body, out),
+            Input::Closed(conn) => self.admission.closed(now, conn, out),
+            Input::WorkDone(done) => match *done {
+                WorkDone::Hello(conn, done) => self.admission.hello_judged(now, conn, done, out),
+                WorkDone::Evidence(conn, done) => {
+                    self.admission.evidence_judged(now, conn, *done, out);
+                }
+            },
+            Input::Issued { conn, machine, done } => {
+                self.admission.issued(now, conn, &machine, done, out);
+            }
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.out.poll()
+    }
+
+    /// When [`Gateway::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<UnixMillis> {
+        let dhcp = self.dhcp.poll_timeout().map(UnixMillis);
+        [dhcp, self.admission.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Lets time pass.
+    pub fn handle_timeout(&mut self, now: UnixMillis) {
+        self.dhcp.handle_timeout(now.0);
+        self.admission.handle_timeout(now, &mut self.out);
+    }
+
+    /// Steps `discover` and `lease`.
+    fn datagram(&mut self, now: UnixMillis, bytes: &[u8], ingress: &dhcp::Ingress) {
+        let answer = Answer {
+            registry: self.admission.registry(),
+            boot: &self.boot,
+            rules: &self.admission.rules().catalog,
+        };
+        let outcome = self.dhcp.handle(now.0, bytes, ingress, &answer);
+        for change in &outcome.changes {
+            self.out.journal(JournalRecord::Lease(lease_record(&change.lease)));
+        }
+        let mac = outcome.client.as_ref().map_or(MacAddr([0; 6]), |c| MacAddr(c.mac.0));
+        if let (Some(client), Some(event)) = (&outcome.client, &outcome.event) {
+            let who = client_kind(client);
+            match event {
+                dhcp::Event::Offered { addr } => {
+                    self.seen(now, mac, Step::Discover, format!("{who} offered {addr}"));
+                }
+                dhcp::Event::Acked { addr, .. } => {
+                    self.seen(now, mac, Step::Lease, format!("{who} leased {addr}"));
+                }
+                dhcp::Event::Naked { .. }
+                | dhcp::Event::ChoseOther { .. }
+                | dhcp::Event::Released { .. }
+                | dhcp::Event::Declined { .. }
+                | dhcp::Event::Informed { .. } => {}
+            }
+        }
+        if let Some(refused) = outcome.refused {
+            self.out.refused(mac.to_string(), vec![refused.explain().into()]);
+        }
+        if let Some(reply) = outcome.reply {
+            self.out.push(Effect::Dhcp { reply, iface: ingress.iface.clone() });
+        }
+    }
+
+    /// An address reached a step: a walk mark, and a sighting of the machine it belongs to.
+    fn seen(&mut self, now: UnixMillis, mac: MacAddr, step: Step, detail: String) {
+        let sub = if step == Step::Boot { Sub::Booting } else { Sub::Leased };
+        let machine = self.admission.registry().by_mac(mac).map(|m| m.id.clone());
+        if let Some(id) = &machine {
+            // A sighting fits every state.
+            let moved = self.admission.registry_mut().event(now, id, &Event::Seen(sub));
+            debug_assert!(moved.is_ok(), "a sighting fits every state");
+        }
+        self.admission.mark(now, mac, machine, step, detail, &mut self.out);
+    }
+
+    /// The iPXE script for the machine that asks (step `boot`).
+    pub fn boot_script(&mut self, now: UnixMillis, query: &BootQuery) -> String {
+        let mac = query.mac.or_else(|| self.mac_of(query.peer)).unwrap_or(MacAddr([0; 6]));
+        let answer = Answer {
+            registry: self.admission.registry(),
+            boot: &self.boot,
+            rules: &self.admission.rules().catalog,
+        };
+        let arch = query.arch.as_deref().and_then(Arch::from_name);
+        let (script, what) = answer.script(mac, arch);
+        self.seen(now, mac, Step::Boot, format!("{what}, asked {}", query.what));
+        script
+    }
+
+    /// Whether the machine behind `query` may fetch the artefact it names (step `boot`).
+    ///
+    /// # Errors
+    /// `boot.plan` when it should boot its local disk or is held.
+    pub fn boot_fetch(&mut self, now: UnixMillis, query: &BootQuery) -> Result<(), Reason> {
+        let mac = query.mac.or_else(|| self.mac_of(query.peer)).unwrap_or(MacAddr([0; 6]));
+        let is_ipxe = self.boot.catalog.artefacts().iter().any(|artefact| {
+            artefact.kind == Kind::Ipxe && query.what.ends_with(&artefact.file)
+        });
+        let found = match standing(self.admission.registry().by_mac(mac)) {
+            Standing::Attest => None,
+            // iPXE itself is served to a held machine too: it shows the reason on the console.
+            Standing::Held { .. } if is_ipxe => None,
+            Standing::Installed => Some("is installed and boots its local disk".to_owned()),
+            Standing::Held { reason } => Some(format!("is held: {reason}")),
+        };
+        let Some(found) = found else {
+            self.seen(now, mac, Step::Boot, query.what.clone());
+            return Ok(());
+        };
+        let reason = Reason::new(
+            "boot.plan",
+            "a machine that is to be provisioned",
+            format!("{mac} asks for {} but {found}", query.what),
+            "docs/PROTOCOL.md section 9",
+            "vestibule machine show tells why; uncordon or approve it to boot it",
+        );
+        self.out.refused(mac.to_string(), vec![reason.clone()]);
+        Err(reason)
+    }
+
+    /// An administrator acts.
+    ///
+    /// # Errors
+    /// See [`crate::admission::command::to_act`].
+    pub fn command(
+        &mut self,
+        now: UnixMillis,
+        caller: &Caller,
+        command: Command,
+    ) -> Result<(), Reason> {
+        self.admission.command(now, caller, command, &mut self.out)
+    }
+
+    /// Writes a record that the shell decided on (genesis, the appliance's own certificates).
+    pub fn note(&mut self, now: UnixMillis, record: Record) {
+        self.out.record(now, record);
+    }
+
+    /// Ledger records so far.
+    pub fn next_seq(&self) -> u64 {
+        self.out.next_seq()
+    }
+
+    /// All machines, claims included.
+    pub fn machines(&self) -> Vec<MachineView> {
+        self.admission.registry().iter().map(Self::view).collect()
+    }
+
+    /// One machine's timeline, oldest first.
+    pub fn timeline(&self, id: &MachineId) -> Option<Vec<TimelineEntry>> {
+        self.admission.registry().timeline(id)
+    }
+
+    /// The catalogue.
+    pub fn images(&self) -> Vec<ImageView> {
+        self.admission.rules().catalog.iter().map(crate::catalog::CatalogEntry::view).collect()
+    }
+
+    /// The appliance in figures.
+    pub fn status(&self) -> StatusView {
+        let mut machines = std::collections::BTreeMap::new();
+        for machine in self.admission.registry().iter() {
+            *machines.entry(State::name(&machine.state).to_owned()).or_default() += 1;
+        }
+        StatusView {
+            appliance: self.appliance.clone(),
+            seal: self.seal.clone(),
+            ledger_entries: self.out.next_seq(),
+            sessions: self.admission.sessions() as u64,
+            leases: self.dhcp.leases().filter(|l| l.state == dhcp::LeaseState::Bound).count()
+                as u64,
+            machines,
+            refusals: self.admission.refusal_totals().clone(),
+            policy_sha256: hex::encode(self.admission.rules().policy.sha256()),
+        }
+    }
+
+    fn view(machine: &Machine) -> MachineView {
+        let boot = match standing(Some(machine)) {
+            Standing::Attest => "provision".to_owned(),
+            Standing::Installed => "local disk".to_owned(),
+            Standing::Held { reason } => format!("hold: {reason}"),
+        };
+        machine.view(boot)
+    }
+
+    fn mac_of(&self, peer: IpAddr) -> Option<MacAddr> {
+        let IpAddr::V4(addr) = peer else { return None };
+        self.lease_of(addr).map(|lease| MacAddr(lease.mac.0))
+    }
+
+    fn lease_of(&self, addr: Ipv4Addr) -> Option<&dhcp::Lease> {
+        self.dhcp.leases().find(|l| l.addr == addr && l.state == dhcp::LeaseState::Bound)
+    }
+}
+
+fn client_kind(client: &dhcp::ClientInfo) -> String {
+    let kind = if client.is_ipxe {
+        "iPXE"
+    } else if client.is_http_client {
+        "HTTPClient"
+    } else if client.is_pxe_client {
+        "PXEClient"
+    } else {
+        "DHCP client"
+    };
+    match client.arch {
+        Some(arch) => format!("{kind} arch {arch}"),
+        None => kind.to_owned(),
+    }
+}
+
+fn lease_record(lease: &dhcp::Lease) -> LeaseRecord {
+    LeaseRecord {
+        addr: lease.addr,
+        client: lease.client.to_string(),
+        mac: MacAddr(lease.mac.0),
+        state: match lease.state {
+            dhcp::LeaseState::Offered => "offered",
+            dhcp::LeaseState::Bound => "bound",
+            dhcp::LeaseState::Released => "released",
+            dhcp::LeaseState::Expired => "expired",
+            dhcp::LeaseState::Declined => "declined",
+        }
+        .to_owned(),
+        expires: UnixMillis(lease.expires_ms),
+    }
+}
+
+fn restore_lease(record: &LeaseRecord) -> Option<dhcp::Lease> {
+    let state = match record.state.as_str() {
+        "bound" => dhcp::LeaseState::Bound,
+        "released" => dhcp::LeaseState::Released,
+        "declined" => dhcp::LeaseState::Declined,
+        _ => return None,
+    };
+    Some(dhcp::Lease {
+        addr: record.addr,
+        client: dhcp::ClientKey::from_bytes(hex::decode(&record.client).ok()?),
+        mac: netstack::MacAddr(record.mac.0),
+        state,
+        expires_ms: record.expires.0,
+    })
+}

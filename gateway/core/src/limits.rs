@@ -1,0 +1,45 @@
+//! Every bound of the decision core, with its reason.
+
+/// A session lives this long: hello to evidence on one connection (docs/PROTOCOL.md section 2).
+/// A discrete TPM needs up to 20 s for RSA keys, activation and quote.
+pub const SESSION_MS: u64 = 60_000;
+
+/// Live sessions in total. 640 machines may boot at once; beyond four times that a flood is likely.
+pub const SESSIONS_MAX: usize = 2_560;
+
+/// Live sessions per peer address: one machine needs one, a retry after a lost connection a second.
+pub const SESSIONS_PER_PEER_MAX: usize = 4;
+
+/// Pending claims in total: what one person can compare in a day, times four.
+pub const CLAIMS_MAX: usize = 256;
+
+/// Pending claims per ingress: one port or relay must not fill the list for the others.
+pub const CLAIMS_PER_INGRESS_MAX: usize = 128;
+
+/// Hardware addresses whose walk marks are remembered: a /22 of machines.
+pub const WALKERS_MAX: usize = 4_096;
+
+/// The same step of the same address is marked again only after this long, so that a client that
+/// repeats DISCOVER does not write a journal line each time.
+pub const MARK_REPEAT_MS: u64 = 10_000;
+
+/// Timeline entries kept in memory per machine; the ledger keeps all.
+pub const TIMELINE_MAX: usize = 256;
+
+/// Kinds of refusal (code and ingress) that are summed per minute; more share one line.
+pub const REFUSAL_KINDS_MAX: usize = 512;
+
+/// Length of a refusal summary.
+pub const REFUSAL_SUMMARY_MS: u64 = 60_000;
+
+/// A pending machine asks again after this long.
+pub const PENDING_RETRY_SECS: u32 = 10;
+
+/// A refused machine asks again after this long.
+pub const REFUSED_RETRY_SECS: u32 = 60;
+
+/// Events that did not fit their state, kept for the operator.
+pub const UNFIT_MAX: usize = 256;
+
+/// Longest class, port or serial that an administrator may give, in bytes.
+pub const OPERATOR_TEXT_MAX_BYTES: usize = 128;
