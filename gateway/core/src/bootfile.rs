@@ -5,7 +5,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use boot::arch::Arch;
+use boot::arch::{Arch, ClientArch};
 use boot::catalog::Catalog;
 use boot::plan::{
     BootAnswerFile, BootPlan, BootPolicy, Choice, MachineFacts, Standing, boot_answer, script_url,
@@ -31,8 +31,12 @@ pub struct BootSettings {
 /// What a machine's state means for its next boot. An address that no machine is known by has
 /// something to prove.
 pub fn standing(machine: Option<&Machine>) -> Standing {
-    let Some(machine) = machine else { return Standing::Attest };
-    let held = |why: &str| Standing::Held { reason: format!("machine {} is {why}", machine.id) };
+    let Some(machine) = machine else {
+        return Standing::Attest;
+    };
+    let held = |why: &str| Standing::Held {
+        reason: format!("machine {} is {why}", machine.id),
+    };
     match &machine.state {
         State::Declared
         | State::Discovered(_)
@@ -69,7 +73,9 @@ impl Answer<'_> {
     /// The newest artefacts of an architecture that pass their floor.
     fn choice(&self, arch: Option<Arch>) -> Choice<'_> {
         Choice::newest(&self.boot.catalog, arch, |artefact| {
-            self.rules.iter().any(|e| e.artefact.sha256 == artefact.sha256 && e.passes())
+            self.rules
+                .iter()
+                .any(|e| e.artefact.sha256 == artefact.sha256 && e.passes())
         })
     }
 
@@ -108,7 +114,10 @@ impl Answer<'_> {
                     retry_secs: self.boot.policy.hold_retry_secs,
                 };
                 let script = boot::ipxe::render(&hold, None, &self.boot.policy, &again);
-                (script.unwrap_or_else(|_| "#!ipxe\nexit 1\n".to_owned()), "hold")
+                (
+                    script.unwrap_or_else(|_| "#!ipxe\nexit 1\n".to_owned()),
+                    "hold",
+                )
             }
         }
     }
@@ -120,7 +129,10 @@ impl dhcp::BootAnswer for Answer<'_> {
         if !boots {
             return dhcp::BootFile::None;
         }
-        let arch = client.arch.and_then(Arch::from_type);
+        let arch = client
+            .arch
+            .and_then(ClientArch::from_type)
+            .map(|client| client.arch);
         let mut facts = self.facts(MacAddr(client.mac.0), arch);
         facts.is_ipxe = client.is_ipxe;
         facts.is_http_client = client.is_http_client;
@@ -128,9 +140,10 @@ impl dhcp::BootAnswer for Answer<'_> {
         let plan = boot::plan::plan(&facts, choice, &self.boot.policy);
         match boot_answer(&plan, &facts, choice, &self.boot.policy) {
             BootAnswerFile::None => dhcp::BootFile::None,
-            BootAnswerFile::Tftp(name) => {
-                dhcp::BootFile::File { next_server: self.boot.server_addr, name }
-            }
+            BootAnswerFile::Tftp(name) => dhcp::BootFile::File {
+                next_server: self.boot.server_addr,
+                name,
+            },
             BootAnswerFile::Url(url) => dhcp::BootFile::Url(url),
         }
     }

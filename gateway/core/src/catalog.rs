@@ -9,7 +9,11 @@ use crate::view::ImageView;
 impl CatalogEntry {
     /// An artefact without rules.
     pub fn new(artefact: Artefact) -> Self {
-        Self { artefact, floor: 0, withdrawn: false }
+        Self {
+            artefact,
+            floor: 0,
+            withdrawn: false,
+        }
     }
 
     /// Whether a machine that booted it may be admitted.

@@ -19,7 +19,7 @@ use crate::admission::machine::State;
 use crate::admission::registry::{Machine, Registry};
 use crate::admission::{Admission, HelloInput};
 use crate::bootfile::{Answer, BootSettings, standing};
-use crate::identity::{ConnId, MachineId, MacAddr, UnixMillis};
+use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::outbox::Outbox;
 use crate::reason::Reason;
@@ -123,8 +123,18 @@ pub struct Gateway {
 impl Gateway {
     /// Replays ledger and journal, then declares what the inventory adds.
     pub fn new(setup: Setup) -> Self {
-        let Setup { appliance, seal, mut rules, inventory, boot, ledger, leases, marks, now, .. } =
-            setup;
+        let Setup {
+            appliance,
+            seal,
+            mut rules,
+            inventory,
+            boot,
+            ledger,
+            leases,
+            marks,
+            now,
+            ..
+        } = setup;
         let mut registry = Registry::default();
         let mut next_seq = 1;
         let mut catalog = rules.catalog.as_ref().clone();
@@ -143,7 +153,14 @@ impl Gateway {
         let mut dhcp = dhcp::Server::new(setup.dhcp);
         dhcp.restore(leases.iter().filter_map(restore_lease));
         let admission = Admission::new(registry, inventory, rules, seal.clone());
-        Self { appliance, seal, dhcp, admission, boot, out: Outbox::new(next_seq) }
+        Self {
+            appliance,
+            seal,
+            dhcp,
+            admission,
+            boot,
+            out: Outbox::new(next_seq),
+        }
     }
 
     /// Takes one input.
@@ -151,10 +168,26 @@ impl Gateway {
         let out = &mut self.out;
         match input {
             Input::Datagram { bytes, ingress } => self.datagram(now, &bytes, &ingress),
-            Input::Hello { conn, peer, session, exporter, seed, body } => {
+            Input::Hello {
+                conn,
+                peer,
+                session,
+                exporter,
+                seed,
+                body,
+            } => {
                 let mac = self.mac_of(peer);
                 let ingress = "provisioning".to_owned();
-                let input = HelloInput { conn, peer, mac, ingress, session, exporter, seed, body };
+                let input = HelloInput {
+                    conn,
+                    peer,
+                    mac,
+                    ingress,
+                    session,
+                    exporter,
+                    seed,
+                    body,
+                };
                 self.admission.hello(now, input, &mut self.out);
             }
             Input::Evidence { conn, body } => self.admission.evidence(now, conn, body, out),
@@ -165,7 +198,11 @@ impl Gateway {
                     self.admission.evidence_judged(now, conn, *done, out);
                 }
             },
-            Input::Issued { conn, machine, done } => {
+            Input::Issued {
+                conn,
+                machine,
+                done,
+            } => {
                 self.admission.issued(now, conn, &machine, done, out);
             }
         }
@@ -179,7 +216,10 @@ impl Gateway {
     /// When [`Gateway::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<UnixMillis> {
         let dhcp = self.dhcp.poll_timeout().map(UnixMillis);
-        [dhcp, self.admission.poll_timeout()].into_iter().flatten().min()
+        [dhcp, self.admission.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Lets time pass.
@@ -197,9 +237,13 @@ impl Gateway {
         };
         let outcome = self.dhcp.handle(now.0, bytes, ingress, &answer);
         for change in &outcome.changes {
-            self.out.journal(JournalRecord::Lease(lease_record(&change.lease)));
+            self.out
+                .journal(JournalRecord::Lease(lease_record(&change.lease)));
         }
-        let mac = outcome.client.as_ref().map_or(MacAddr([0; 6]), |c| MacAddr(c.mac.0));
+        let mac = outcome
+            .client
+            .as_ref()
+            .map_or(MacAddr([0; 6]), |c| MacAddr(c.mac.0));
         if let (Some(client), Some(event)) = (&outcome.client, &outcome.event) {
             let who = client_kind(client);
             match event {
@@ -217,28 +261,43 @@ impl Gateway {
             }
         }
         if let Some(refused) = outcome.refused {
-            self.out.refused(mac.to_string(), vec![refused.explain().into()]);
+            self.out
+                .refused(mac.to_string(), vec![refused.explain().into()]);
         }
         if let Some(reply) = outcome.reply {
-            self.out.push(Effect::Dhcp { reply, iface: ingress.iface.clone() });
+            self.out.push(Effect::Dhcp {
+                reply,
+                iface: ingress.iface.clone(),
+            });
         }
     }
 
     /// An address reached a step: a walk mark, and a sighting of the machine it belongs to.
     fn seen(&mut self, now: UnixMillis, mac: MacAddr, step: Step, detail: String) {
-        let sub = if step == Step::Boot { Sub::Booting } else { Sub::Leased };
+        let sub = if step == Step::Boot {
+            Sub::Booting
+        } else {
+            Sub::Leased
+        };
         let machine = self.admission.registry().by_mac(mac).map(|m| m.id.clone());
         if let Some(id) = &machine {
             // A sighting fits every state.
-            let moved = self.admission.registry_mut().event(now, id, &Event::Seen(sub));
+            let moved = self
+                .admission
+                .registry_mut()
+                .event(now, id, &Event::Seen(sub));
             debug_assert!(moved.is_ok(), "a sighting fits every state");
         }
-        self.admission.mark(now, mac, machine, step, detail, &mut self.out);
+        self.admission
+            .mark(now, mac, machine, step, detail, &mut self.out);
     }
 
     /// The iPXE script for the machine that asks (step `boot`).
     pub fn boot_script(&mut self, now: UnixMillis, query: &BootQuery) -> String {
-        let mac = query.mac.or_else(|| self.mac_of(query.peer)).unwrap_or(MacAddr([0; 6]));
+        let mac = query
+            .mac
+            .or_else(|| self.mac_of(query.peer))
+            .unwrap_or(MacAddr([0; 6]));
         let answer = Answer {
             registry: self.admission.registry(),
             boot: &self.boot,
@@ -246,7 +305,12 @@ impl Gateway {
         };
         let arch = query.arch.as_deref().and_then(Arch::from_name);
         let (script, what) = answer.script(mac, arch);
-        self.seen(now, mac, Step::Boot, format!("{what}, asked {}", query.what));
+        self.seen(
+            now,
+            mac,
+            Step::Boot,
+            format!("{what}, asked {}", query.what),
+        );
         script
     }
 
@@ -255,10 +319,14 @@ impl Gateway {
     /// # Errors
     /// `boot.plan` when it should boot its local disk or is held.
     pub fn boot_fetch(&mut self, now: UnixMillis, query: &BootQuery) -> Result<(), Reason> {
-        let mac = query.mac.or_else(|| self.mac_of(query.peer)).unwrap_or(MacAddr([0; 6]));
-        let is_ipxe = self.boot.catalog.artefacts().iter().any(|artefact| {
-            artefact.kind == Kind::Ipxe && query.what.ends_with(&artefact.file)
-        });
+        let mac = query
+            .mac
+            .or_else(|| self.mac_of(query.peer))
+            .unwrap_or(MacAddr([0; 6]));
+        let is_ipxe =
+            self.boot.catalog.artefacts().iter().any(|artefact| {
+                artefact.kind == Kind::Ipxe && query.what.ends_with(&artefact.file)
+            });
         let found = match standing(self.admission.registry().by_mac(mac)) {
             Standing::Attest => None,
             // iPXE itself is served to a held machine too: it shows the reason on the console.
@@ -316,22 +384,32 @@ impl Gateway {
 
     /// The catalogue.
     pub fn images(&self) -> Vec<ImageView> {
-        self.admission.rules().catalog.iter().map(crate::catalog::CatalogEntry::view).collect()
+        self.admission
+            .rules()
+            .catalog
+            .iter()
+            .map(crate::catalog::CatalogEntry::view)
+            .collect()
     }
 
     /// The appliance in figures.
     pub fn status(&self) -> StatusView {
         let mut machines = std::collections::BTreeMap::new();
         for machine in self.admission.registry().iter() {
-            *machines.entry(State::name(&machine.state).to_owned()).or_default() += 1;
+            *machines
+                .entry(State::name(&machine.state).to_owned())
+                .or_default() += 1;
         }
         StatusView {
             appliance: self.appliance.clone(),
             seal: self.seal.clone(),
             ledger_entries: self.out.next_seq(),
             sessions: self.admission.sessions() as u64,
-            leases: self.dhcp.leases().filter(|l| l.state == dhcp::LeaseState::Bound).count()
-                as u64,
+            leases: self
+                .dhcp
+                .leases()
+                .filter(|l| l.state == dhcp::LeaseState::Bound)
+                .count() as u64,
             machines,
             refusals: self.admission.refusal_totals().clone(),
             policy_sha256: hex::encode(self.admission.rules().policy.sha256()),
@@ -353,7 +431,9 @@ impl Gateway {
     }
 
     fn lease_of(&self, addr: Ipv4Addr) -> Option<&dhcp::Lease> {
-        self.dhcp.leases().find(|l| l.addr == addr && l.state == dhcp::LeaseState::Bound)
+        self.dhcp
+            .leases()
+            .find(|l| l.addr == addr && l.state == dhcp::LeaseState::Bound)
     }
 }
 

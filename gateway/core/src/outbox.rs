@@ -16,7 +16,10 @@ pub struct Outbox {
 impl Outbox {
     /// The next record gets `next_seq`.
     pub fn new(next_seq: u64) -> Self {
-        Self { queue: VecDeque::new(), next_seq }
+        Self {
+            queue: VecDeque::new(),
+            next_seq,
+        }
     }
 
     /// Queues an effect.
@@ -39,7 +42,10 @@ impl Outbox {
 
     /// Queues a line for the log and the counters.
     pub fn refused(&mut self, subject: impl Into<String>, reasons: Vec<Reason>) {
-        self.push(Effect::Refused { subject: subject.into(), reasons });
+        self.push(Effect::Refused {
+            subject: subject.into(),
+            reasons,
+        });
     }
 
     /// The next effect.

@@ -107,9 +107,13 @@ pub fn to_act(
         ));
     }
     match command {
-        Command::Approve { machine, class, disk_serial, port, compared } => {
-            approve(registry, machine, class, disk_serial, port, compared)
-        }
+        Command::Approve {
+            machine,
+            class,
+            disk_serial,
+            port,
+            compared,
+        } => approve(registry, machine, class, disk_serial, port, compared),
         Command::Cordon(machine) => {
             fits(registry, &machine, &Event::Cordoned).map(|()| Act::Cordon { machine })
         }
@@ -147,7 +151,11 @@ fn approve(
     compared: String,
 ) -> Result<Act, Reason> {
     fits(registry, &machine, &Event::Approved)?;
-    for (key, value) in [("class", &class), ("disk_serial", &disk_serial), ("port", &port)] {
+    for (key, value) in [
+        ("class", &class),
+        ("disk_serial", &disk_serial),
+        ("port", &port),
+    ] {
         if let Some(value) = value {
             text(key, value)?;
         }

@@ -7,8 +7,8 @@ use zeroize::Zeroizing;
 
 use super::registry::Directory;
 use crate::appraisal::{
-    Admission, Appraisal, CatalogEntry, EkRoots, EvidenceContext, HelloContext, HelloFacts, Issued, Refusal,
-    TimeTrust, Verified, appraise_evidence, appraise_hello, make_challenge,
+    Admission, Appraisal, CatalogEntry, EkRoots, EvidenceContext, HelloContext, HelloFacts, Issued,
+    Refusal, TimeTrust, Verified, appraise_evidence, appraise_hello, make_challenge,
 };
 use crate::identity::{ConnId, MachineId, UnixMillis};
 use crate::policy::Policy;
@@ -16,6 +16,10 @@ use crate::reason::Reason;
 use crate::record::{Certificate, JournalRecord, Record, Verdict};
 
 /// One thing to do.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most effects are records; a box each costs more"
+)]
 pub enum Effect {
     /// Append to the signed ledger.
     Record {
@@ -90,6 +94,10 @@ pub struct IssuedDevId {
 }
 
 /// Pure work for a blocking worker.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "always boxed as a whole, see Effect::Work"
+)]
 pub enum Work {
     /// Rows 1-6, then MakeCredential.
     Hello {
@@ -139,7 +147,10 @@ pub struct Rules {
 /// What came of [`Work`].
 pub enum WorkDone {
     /// Of [`Work::Hello`].
-    Hello(ConnId, Result<Box<(Verified<HelloFacts>, Issued)>, Box<Refusal>>),
+    Hello(
+        ConnId,
+        Result<Box<(Verified<HelloFacts>, Issued)>, Box<Refusal>>,
+    ),
     /// Of [`Work::Evidence`].
     Evidence(ConnId, Box<Appraisal>),
 }
@@ -148,28 +159,44 @@ impl Work {
     /// Does the work: deterministic in its fields.
     pub fn run(self) -> WorkDone {
         match self {
-            Work::Hello { conn, body, session, exporter, seed, rules } => {
+            Work::Hello {
+                conn,
+                body,
+                session,
+                exporter,
+                seed,
+                rules,
+            } => {
                 let context = HelloContext {
                     policy: &rules.policy,
                     bindings: rules.directory.as_ref(),
                     ek_roots: &rules.ek_roots,
                     time: rules.time,
                 };
-                let mut rng = <rand_chacha::ChaCha20Rng as rand_core::SeedableRng>::from_seed(*seed);
+                let mut rng =
+                    <rand_chacha::ChaCha20Rng as rand_core::SeedableRng>::from_seed(*seed);
                 let done = appraise_hello(&body, &context).and_then(|hello| {
-                    let issued =
-                        make_challenge(&hello, session, exporter, &rules.policy, &mut rng)?;
+                    let issued = make_challenge(&hello, session, exporter, &mut rng)?;
                     Ok(Box::new((hello, issued)))
                 });
                 WorkDone::Hello(conn, done)
             }
-            Work::Evidence { conn, hello, issued, body, rules } => {
+            Work::Evidence {
+                conn,
+                hello,
+                issued,
+                body,
+                rules,
+            } => {
                 let context = EvidenceContext {
                     policy: &rules.policy,
                     bindings: rules.directory.as_ref(),
                     catalog: &rules.catalog,
                 };
-                WorkDone::Evidence(conn, Box::new(appraise_evidence(hello, issued, &body, &context)))
+                WorkDone::Evidence(
+                    conn,
+                    Box::new(appraise_evidence(hello, issued, &body, &context)),
+                )
             }
         }
     }

@@ -134,7 +134,10 @@ impl State {
     pub fn next(&self, event: &Event) -> Result<State, Unfit> {
         use Event as E;
         use State as S;
-        let unfit = Unfit { state: self.name(), event: event.name() };
+        let unfit = Unfit {
+            state: self.name(),
+            event: event.name(),
+        };
         Ok(match (self, event) {
             // A sighting moves only a machine that is no further along.
             (S::Declared | S::Discovered(_), E::Seen(sub)) => S::Discovered(*sub),
@@ -157,19 +160,27 @@ impl State {
             (S::Pending, E::Approved) => S::Declared,
 
             // A second challenge replaces the first: the node lost its connection and came back.
-            (S::Declared | S::Discovered(_), E::Challenged) => {
-                S::Challenged { resume: Settled::Declared }
-            }
+            (S::Declared | S::Discovered(_), E::Challenged) => S::Challenged {
+                resume: Settled::Declared,
+            },
             (S::Challenged { .. }, E::Challenged) => self.clone(),
             (S::Admitted { ldevid_not_after }, E::Challenged) => S::Challenged {
-                resume: Settled::Admitted { ldevid_not_after: *ldevid_not_after },
+                resume: Settled::Admitted {
+                    ldevid_not_after: *ldevid_not_after,
+                },
             },
             // A machine that lost power while its disk was written proves itself again.
-            (S::Installing, E::Challenged) => {
-                S::Challenged { resume: Settled::Admitted { ldevid_not_after: None } }
-            }
-            (S::Installed, E::Challenged) => S::Challenged { resume: Settled::Installed },
-            (S::Active, E::Challenged) => S::Challenged { resume: Settled::Active },
+            (S::Installing, E::Challenged) => S::Challenged {
+                resume: Settled::Admitted {
+                    ldevid_not_after: None,
+                },
+            },
+            (S::Installed, E::Challenged) => S::Challenged {
+                resume: Settled::Installed,
+            },
+            (S::Active, E::Challenged) => S::Challenged {
+                resume: Settled::Active,
+            },
 
             (S::Challenged { resume }, E::AttemptEnded) => (*resume).into(),
             // The attempt of a machine that was cordoned or withdrawn meanwhile changes nothing.
@@ -192,11 +203,13 @@ impl State {
             (
                 S::Declared | S::Discovered(_) | S::Challenged { .. } | S::Admitted { .. },
                 E::Admitted,
-            ) => S::Admitted { ldevid_not_after: None },
+            ) => S::Admitted {
+                ldevid_not_after: None,
+            },
             (S::Installing | S::Installed | S::Active, E::Admitted) => self.clone(),
-            (S::Admitted { .. }, E::Issued { not_after }) => {
-                S::Admitted { ldevid_not_after: Some(*not_after) }
-            }
+            (S::Admitted { .. }, E::Issued { not_after }) => S::Admitted {
+                ldevid_not_after: Some(*not_after),
+            },
             // Withdrawn or held between verdict and certificate: the certificate is on record, the
             // state stays.
             (
@@ -213,27 +226,31 @@ impl State {
 
             (S::Admitted { .. }, E::InstallStarted) => S::Installing,
             (
-                S::Declared
-                | S::Discovered(_)
-                | S::Admitted { .. }
-                | S::Installing
-                | S::Installed,
+                S::Declared | S::Discovered(_) | S::Admitted { .. } | S::Installing | S::Installed,
                 E::Installed,
             ) => S::Installed,
             (S::Installed | S::Active, E::RuntimeProven) => S::Active,
 
-            (S::Declared | S::Discovered(_), E::Cordoned) => {
-                S::Cordoned { resume: Settled::Declared }
-            }
+            (S::Declared | S::Discovered(_), E::Cordoned) => S::Cordoned {
+                resume: Settled::Declared,
+            },
             (S::Challenged { resume }, E::Cordoned) => S::Cordoned { resume: *resume },
             (S::Admitted { ldevid_not_after }, E::Cordoned) => S::Cordoned {
-                resume: Settled::Admitted { ldevid_not_after: *ldevid_not_after },
+                resume: Settled::Admitted {
+                    ldevid_not_after: *ldevid_not_after,
+                },
             },
-            (S::Installing, E::Cordoned) => {
-                S::Cordoned { resume: Settled::Admitted { ldevid_not_after: None } }
-            }
-            (S::Installed, E::Cordoned) => S::Cordoned { resume: Settled::Installed },
-            (S::Active, E::Cordoned) => S::Cordoned { resume: Settled::Active },
+            (S::Installing, E::Cordoned) => S::Cordoned {
+                resume: Settled::Admitted {
+                    ldevid_not_after: None,
+                },
+            },
+            (S::Installed, E::Cordoned) => S::Cordoned {
+                resume: Settled::Installed,
+            },
+            (S::Active, E::Cordoned) => S::Cordoned {
+                resume: Settled::Active,
+            },
             (S::Cordoned { .. }, E::Cordoned) => self.clone(),
             (S::Cordoned { resume }, E::Uncordoned) => (*resume).into(),
 
@@ -316,10 +333,7 @@ impl State {
                 | S::Replaced { .. },
                 E::RuntimeProven,
             )
-            | (
-                S::Pending | S::Withdrawn { .. } | S::Retired | S::Replaced { .. },
-                E::Cordoned,
-            )
+            | (S::Pending | S::Withdrawn { .. } | S::Retired | S::Replaced { .. }, E::Cordoned)
             | (
                 S::Declared
                 | S::Discovered(_)
@@ -376,14 +390,20 @@ mod tests {
             State::Discovered(Sub::Leased),
             State::Pending,
             State::Challenged { resume },
-            State::Admitted { ldevid_not_after: None },
+            State::Admitted {
+                ldevid_not_after: None,
+            },
             State::Installing,
             State::Installed,
             State::Active,
             State::Cordoned { resume },
-            State::Withdrawn { why: "stolen".into() },
+            State::Withdrawn {
+                why: "stolen".into(),
+            },
             State::Retired,
-            State::Replaced { by: MachineId("b".into()) },
+            State::Replaced {
+                by: MachineId("b".into()),
+            },
         ]
     }
 
@@ -395,7 +415,9 @@ mod tests {
             Event::Challenged,
             Event::AttemptEnded,
             Event::Admitted,
-            Event::Issued { not_after: UnixMillis(5) },
+            Event::Issued {
+                not_after: UnixMillis(5),
+            },
             Event::InstallStarted,
             Event::Installed,
             Event::RuntimeProven,
@@ -444,12 +466,16 @@ replaced_by: . . . . . . . . replaced replaced replaced .
     fn a_failed_attempt_returns_to_where_it_began() {
         for resume in [
             Settled::Declared,
-            Settled::Admitted { ldevid_not_after: Some(UnixMillis(9)) },
+            Settled::Admitted {
+                ldevid_not_after: Some(UnixMillis(9)),
+            },
             Settled::Installed,
             Settled::Active,
         ] {
             let before = State::from(resume);
-            let challenged = before.next(&Event::Challenged).expect("it may be challenged");
+            let challenged = before
+                .next(&Event::Challenged)
+                .expect("it may be challenged");
             assert_eq!(challenged.next(&Event::AttemptEnded), Ok(before));
         }
     }
@@ -457,8 +483,15 @@ replaced_by: . . . . . . . . replaced replaced replaced .
     #[test]
     fn access_that_ended_never_comes_back() {
         let mut state = State::Active;
-        state = state.next(&Event::Withdrawn { why: "sold".into() }).expect("fits");
-        for event in [Event::Challenged, Event::Admitted, Event::Approved, Event::Uncordoned] {
+        state = state
+            .next(&Event::Withdrawn { why: "sold".into() })
+            .expect("fits");
+        for event in [
+            Event::Challenged,
+            Event::Admitted,
+            Event::Approved,
+            Event::Uncordoned,
+        ] {
             assert!(state.next(&event).is_err(), "{} must not fit", event.name());
         }
         assert!(!state.may_attest());

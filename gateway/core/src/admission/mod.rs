@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use crate::appraisal::{
     Admission as Proof, Appraisal, Facts, HelloFacts, Issued, PossessionProven, Refusal, Verified,
 };
-use crate::identity::{ConnId, MachineId, MacAddr, UnixMillis};
+use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::outbox::Outbox;
@@ -130,7 +130,14 @@ impl Admission {
             wire(out, input.conn, 503, not_admitted(&correlation));
             return;
         }
-        self.mark(now, mac, None, Step::Hello, format!("attempt {correlation}"), out);
+        self.mark(
+            now,
+            mac,
+            None,
+            Step::Hello,
+            format!("attempt {correlation}"),
+            out,
+        );
         self.rules.directory = self.registry.directory();
         out.push(Effect::Work(Box::new(Work::Hello {
             conn: input.conn,
@@ -150,7 +157,9 @@ impl Admission {
         done: Result<Box<(Verified<HelloFacts>, Issued)>, Box<Refusal>>,
         out: &mut Outbox,
     ) {
-        let Some(session) = self.sessions.get_mut(conn) else { return };
+        let Some(session) = self.sessions.get_mut(conn) else {
+            return;
+        };
         match done {
             Err(refusal) => self.refused(now, conn, *refusal, out),
             Ok(judged) => {
@@ -164,7 +173,11 @@ impl Admission {
                 }
                 let detail = format!("attempt {correlation}");
                 self.mark(now, mac, machine, Step::Challenge, detail, out);
-                let reply = WireReply { status: 200, body, close: false };
+                let reply = WireReply {
+                    status: 200,
+                    body,
+                    close: false,
+                };
                 out.push(Effect::Wire { conn, reply });
             }
         }
@@ -196,7 +209,13 @@ impl Admission {
             self.mark(now, mac, machine, Step::Evidence, detail, out);
         }
         let rules = self.rules.clone();
-        out.push(Effect::Work(Box::new(Work::Evidence { conn, hello, issued, body, rules })));
+        out.push(Effect::Work(Box::new(Work::Evidence {
+            conn,
+            hello,
+            issued,
+            body,
+            rules,
+        })));
     }
 
     /// Step `appraise`: the evidence was judged.
@@ -207,7 +226,9 @@ impl Admission {
         appraisal: Appraisal,
         out: &mut Outbox,
     ) {
-        let Some(session) = self.sessions.get_mut(conn) else { return };
+        let Some(session) = self.sessions.get_mut(conn) else {
+            return;
+        };
         let (mac, machine) = (session.mac, session.machine.clone());
         let detail = format!("attempt {}", session.correlation);
         self.mark(now, mac, machine, Step::Appraise, detail, out);
@@ -220,7 +241,9 @@ impl Admission {
 
     /// The evidence passed: the verdict goes on record, then the certificate is issued.
     fn admit(&mut self, now: UnixMillis, conn: ConnId, proof: Verified<Proof>, out: &mut Outbox) {
-        let Some(session) = self.sessions.get_mut(conn) else { return };
+        let Some(session) = self.sessions.get_mut(conn) else {
+            return;
+        };
         let id = proof.binding.machine.clone();
         // The machine may have been cordoned or withdrawn while its evidence was judged.
         let state = self.registry.get(&id).map(|m| m.state.clone());
@@ -228,11 +251,18 @@ impl Admission {
             let reason = Reason::new(
                 "machine.state",
                 "a machine that may attest",
-                format!("machine {id} is {}", state.as_ref().map_or("unknown", State::name)),
+                format!(
+                    "machine {id} is {}",
+                    state.as_ref().map_or("unknown", State::name)
+                ),
                 "docs/PROTOCOL.md section 9",
                 "uncordon it, or enrol the board anew if it was withdrawn in error",
             );
-            let refusal = Refusal { activated: true, machine: Some(id), ..unproven(reason) };
+            let refusal = Refusal {
+                activated: true,
+                machine: Some(id),
+                ..unproven(reason)
+            };
             self.refused(now, conn, refusal, out);
             return;
         }
@@ -256,7 +286,9 @@ impl Admission {
         out: &mut Outbox,
     ) {
         let session = self.sessions.close(conn);
-        let correlation = session.as_ref().map_or_else(String::new, |s| s.correlation.clone());
+        let correlation = session
+            .as_ref()
+            .map_or_else(String::new, |s| s.correlation.clone());
         match done {
             Ok(issued) => {
                 self.write(now, Record::Certificate(issued.record), out);
@@ -292,7 +324,9 @@ impl Admission {
         possession: &PossessionProven,
         out: &mut Outbox,
     ) {
-        let Some(session) = self.sessions.close(conn) else { return };
+        let Some(session) = self.sessions.close(conn) else {
+            return;
+        };
         let facts = &possession.facts;
         let declared = self
             .inventory
@@ -304,7 +338,13 @@ impl Admission {
         let claim = possession.record(id, &session.correlation);
         if let Err(reason) = self.claim_fits(&claim, &session.ingress) {
             let correlation = session.correlation.clone();
-            self.refuse_unproven(now, &session.ingress, &correlation, vec![reason.clone()], out);
+            self.refuse_unproven(
+                now,
+                &session.ingress,
+                &correlation,
+                vec![reason.clone()],
+                out,
+            );
             wire(out, conn, 403, explained(&correlation, &reason));
             return;
         }
@@ -330,7 +370,10 @@ impl Admission {
                 return Err(Reason::new(
                     "ek.unknown",
                     format!("the keys bound to machine {}", claim.machine),
-                    format!("unknown keys of attempt {} with its serial", claim.correlation),
+                    format!(
+                        "unknown keys of attempt {} with its serial",
+                        claim.correlation
+                    ),
                     "docs/PROTOCOL.md section 7",
                     "if the board was replaced, withdraw the old one and enrol the new keys",
                 ));
@@ -382,14 +425,20 @@ impl Admission {
 
     /// A connection ended; its session dies with it.
     pub fn closed(&mut self, now: UnixMillis, conn: ConnId, out: &mut Outbox) {
-        if let Some(Session { machine: Some(id), .. }) = self.sessions.close(conn) {
+        if let Some(Session {
+            machine: Some(id), ..
+        }) = self.sessions.close(conn)
+        {
             self.move_machine(now, &id, &Event::AttemptEnded, out);
         }
     }
 
     /// When [`Admission::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<UnixMillis> {
-        [self.sessions.deadline(), self.refusals.deadline()].into_iter().flatten().min()
+        [self.sessions.deadline(), self.refusals.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Ends sessions and writes refusal summaries that are due.
@@ -397,7 +446,10 @@ impl Admission {
         for conn in self.sessions.expired(now) {
             let reason = Reason::new(
                 "session.timeout",
-                format!("evidence within {} s of the hello", limits::SESSION_MS / 1000),
+                format!(
+                    "evidence within {} s of the hello",
+                    limits::SESSION_MS / 1000
+                ),
                 "none",
                 "docs/PROTOCOL.md section 2",
                 "look at the node's console: a slow or busy TPM, or a lost connection",
@@ -411,7 +463,9 @@ impl Admission {
 
     /// Ends an attempt with a refusal: ledger, log, and what the node may know.
     fn refused(&mut self, now: UnixMillis, conn: ConnId, refusal: Refusal, out: &mut Outbox) {
-        let Some(session) = self.sessions.close(conn) else { return };
+        let Some(session) = self.sessions.close(conn) else {
+            return;
+        };
         let correlation = session.correlation.clone();
         if let Some(id) = &session.machine {
             self.move_machine(now, id, &Event::AttemptEnded, out);
@@ -424,13 +478,26 @@ impl Admission {
                 self.refusals.count(reason);
             }
             out.refused(correlation.clone(), refusal.reasons.clone());
-            self.write(now, Record::Verdict(refusal.record(&self.seal, &correlation)), out);
+            self.write(
+                now,
+                Record::Verdict(refusal.record(&self.seal, &correlation)),
+                out,
+            );
         } else {
             let reasons = refusal.reasons.clone();
             self.refuse_unproven(now, &session.ingress, &correlation, reasons, out);
         }
         let (code, hint) = refusal.told();
-        wire(out, conn, 403, AttestationResult { code, hint, ..not_admitted(&correlation) });
+        wire(
+            out,
+            conn,
+            403,
+            AttestationResult {
+                code,
+                hint,
+                ..not_admitted(&correlation)
+            },
+        );
     }
 
     fn refuse_unproven(
@@ -478,7 +545,13 @@ impl Admission {
         detail: String,
         out: &mut Outbox,
     ) {
-        let mark = Mark { mac, machine, step, at, detail };
+        let mark = Mark {
+            mac,
+            machine,
+            step,
+            at,
+            detail,
+        };
         if self.registry.mark(&mark) {
             out.journal(JournalRecord::Mark(mark));
         }
@@ -531,10 +604,21 @@ fn explained(correlation: &str, reason: &Reason) -> AttestationResult {
     if hint.is_empty() {
         hint = "ask the operator, with the attempt's number".to_owned();
     }
-    AttestationResult { code: reason.code.to_string(), hint, ..not_admitted(correlation) }
+    AttestationResult {
+        code: reason.code.to_string(),
+        hint,
+        ..not_admitted(correlation)
+    }
 }
 
 fn wire(out: &mut Outbox, conn: ConnId, status: u16, result: AttestationResult) {
     let body = serde_json::to_vec(&result).expect("a result of strings and bytes encodes");
-    out.push(Effect::Wire { conn, reply: WireReply { status, body, close: true } });
+    out.push(Effect::Wire {
+        conn,
+        reply: WireReply {
+            status,
+            body,
+            close: true,
+        },
+    });
 }

@@ -46,7 +46,14 @@ impl Refusals {
             return None;
         }
         let ingress = key.1.clone();
-        self.sums.insert(key, Sum { since: now, count: 0, last: None });
+        self.sums.insert(
+            key,
+            Sum {
+                since: now,
+                count: 0,
+                last: None,
+            },
+        );
         Some(RefusalSummary {
             ingress,
             count: 1,
@@ -57,7 +64,10 @@ impl Refusals {
 
     /// When the next summary is due.
     pub fn deadline(&self) -> Option<UnixMillis> {
-        self.sums.values().map(|s| UnixMillis(s.since.0 + limits::REFUSAL_SUMMARY_MS)).min()
+        self.sums
+            .values()
+            .map(|s| UnixMillis(s.since.0 + limits::REFUSAL_SUMMARY_MS))
+            .min()
     }
 
     /// Summaries whose minute is over.
@@ -112,7 +122,11 @@ mod tests {
     #[test]
     fn a_single_refusal_is_written_once() {
         let mut refusals = Refusals::default();
-        assert!(refusals.unproven(UnixMillis(0), "prov", &reason(), "a").is_some());
+        assert!(
+            refusals
+                .unproven(UnixMillis(0), "prov", &reason(), "a")
+                .is_some()
+        );
         assert!(refusals.due(UnixMillis(60_000)).is_empty());
     }
 

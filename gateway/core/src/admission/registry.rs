@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::event::Event;
 use super::machine::{State, Unfit};
 use crate::appraisal::{Binding, EkDirectory};
-use crate::identity::{EkName, MachineId, MacAddr, UnixMillis};
+use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::reason::Reason;
@@ -118,10 +118,16 @@ impl Registry {
     /// Whether a claim with exactly these keys and facts waits already, so that a node that asks
     /// again does not write it again.
     pub fn same_claim(&self, claim: &Claim) -> bool {
-        self.machines.get(&claim.machine).and_then(|m| m.claim.as_ref()).is_some_and(|old| {
-            let correlation = old.correlation.clone();
-            *old == Claim { correlation, ..claim.clone() }
-        })
+        self.machines
+            .get(&claim.machine)
+            .and_then(|m| m.claim.as_ref())
+            .is_some_and(|old| {
+                let correlation = old.correlation.clone();
+                *old == Claim {
+                    correlation,
+                    ..claim.clone()
+                }
+            })
     }
 
     /// Pending claims.
@@ -140,7 +146,10 @@ impl Registry {
     /// [`Unfit`], also when there is no such machine (state `unknown`).
     pub fn event(&mut self, at: UnixMillis, id: &MachineId, event: &Event) -> Result<(), Unfit> {
         let Some(machine) = self.machines.get_mut(id) else {
-            return Err(Unfit { state: "unknown", event: event.name() });
+            return Err(Unfit {
+                state: "unknown",
+                event: event.name(),
+            });
         };
         match machine.state.next(event) {
             Ok(state) => {
@@ -172,7 +181,9 @@ impl Registry {
             Record::Operator(act) => self.apply_act(seq, at, &act.act, &act.by),
             Record::Verdict(verdict) => {
                 let Some(id) = &verdict.machine else { return };
-                let Some(machine) = self.machines.get_mut(id) else { return };
+                let Some(machine) = self.machines.get_mut(id) else {
+                    return;
+                };
                 machine.reasons = verdict.reasons.clone();
                 let text = if verdict.admitted {
                     format!("admitted, {} reported", verdict.reasons.len())
@@ -190,7 +201,14 @@ impl Registry {
                         self.by_mac.insert(*mac, id.clone());
                     }
                 }
-                self.note(id, seq, at, Some(Step::Appraise), text, verdict.reasons.clone());
+                self.note(
+                    id,
+                    seq,
+                    at,
+                    Some(Step::Appraise),
+                    text,
+                    verdict.reasons.clone(),
+                );
                 if verdict.admitted {
                     self.replayed(at, id, &Event::Admitted);
                     self.bind(id);
@@ -199,11 +217,21 @@ impl Registry {
                 }
             }
             Record::Certificate(certificate) => {
-                let Some(id) = &certificate.machine else { return };
-                let text =
-                    format!("{} certificate {} issued", certificate.profile, certificate.serial);
+                let Some(id) = &certificate.machine else {
+                    return;
+                };
+                let text = format!(
+                    "{} certificate {} issued",
+                    certificate.profile, certificate.serial
+                );
                 self.note(id, seq, at, Some(Step::Issue), text, Vec::new());
-                self.replayed(at, id, &Event::Issued { not_after: certificate.not_after });
+                self.replayed(
+                    at,
+                    id,
+                    &Event::Issued {
+                        not_after: certificate.not_after,
+                    },
+                );
             }
             Record::Genesis(_) | Record::RefusalSummary(_) => {}
         }
@@ -219,7 +247,9 @@ impl Registry {
         machine.reasons = claim.would_refuse.clone();
         machine.macs = claim.macs.iter().copied().collect();
         for mac in &claim.macs {
-            self.by_mac.entry(*mac).or_insert_with(|| claim.machine.clone());
+            self.by_mac
+                .entry(*mac)
+                .or_insert_with(|| claim.machine.clone());
         }
         let text = format!("claim, possession proven, report {}", claim.report_sha256);
         self.note(
@@ -235,7 +265,15 @@ impl Registry {
 
     fn apply_act(&mut self, seq: u64, at: UnixMillis, act: &Act, by: &str) {
         let (id, event, text) = match act {
-            Act::Approve { machine: id, ek_names, serial, disk_serial, port, class, compared } => {
+            Act::Approve {
+                machine: id,
+                ek_names,
+                serial,
+                disk_serial,
+                port,
+                class,
+                compared,
+            } => {
                 if let Some(machine) = self.machines.get_mut(id) {
                     machine.binding = Some(Binding {
                         machine: id.clone(),
@@ -248,15 +286,21 @@ impl Registry {
                         counters: None,
                     });
                 }
-                (id, Event::Approved, format!("approved by {by}, report compared: {compared}"))
+                (
+                    id,
+                    Event::Approved,
+                    format!("approved by {by}, report compared: {compared}"),
+                )
             }
             Act::Cordon { machine } => (machine, Event::Cordoned, format!("cordoned by {by}")),
             Act::Uncordon { machine } => {
                 (machine, Event::Uncordoned, format!("uncordoned by {by}"))
             }
-            Act::MarkInstalled { machine } => {
-                (machine, Event::Installed, format!("marked installed by {by}"))
-            }
+            Act::MarkInstalled { machine } => (
+                machine,
+                Event::Installed,
+                format!("marked installed by {by}"),
+            ),
             Act::Withdraw { machine, why } => (
                 machine,
                 Event::Withdrawn { why: why.clone() },
@@ -290,19 +334,32 @@ impl Registry {
         text: String,
         reasons: Vec<Reason>,
     ) {
-        let Some(machine) = self.machines.get_mut(id) else { return };
+        let Some(machine) = self.machines.get_mut(id) else {
+            return;
+        };
         machine.last_seq = Some(seq);
         if machine.timeline.len() == limits::TIMELINE_MAX {
             machine.timeline.pop_front();
         }
         let source = "ledger".to_owned();
-        machine.timeline.push_back(TimelineEntry { at, step, source, seq: Some(seq), text, reasons });
+        machine.timeline.push_back(TimelineEntry {
+            at,
+            step,
+            source,
+            seq: Some(seq),
+            text,
+            reasons,
+        });
     }
 
     /// Brings the directory in line with one machine.
     fn bind(&mut self, id: &MachineId) {
-        let Some(machine) = self.machines.get(id) else { return };
-        let Some(mut binding) = machine.binding.clone() else { return };
+        let Some(machine) = self.machines.get(id) else {
+            return;
+        };
+        let Some(mut binding) = machine.binding.clone() else {
+            return;
+        };
         binding.may_attest = if machine.state.may_attest() {
             Ok(())
         } else {

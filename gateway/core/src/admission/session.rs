@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use crate::appraisal::{HelloFacts, Issued, Verified};
-use crate::identity::{ConnId, MachineId, MacAddr, UnixMillis};
+use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::limits;
 use crate::reason::Reason;
 
@@ -57,7 +57,10 @@ impl Sessions {
         }
         let from_peer = self.per_peer.get(&session.peer).copied().unwrap_or(0);
         let (limit, found) = if self.by_conn.len() >= limits::SESSIONS_MAX {
-            (limits::SESSIONS_MAX, format!("{} sessions", self.by_conn.len()))
+            (
+                limits::SESSIONS_MAX,
+                format!("{} sessions", self.by_conn.len()),
+            )
         } else if from_peer >= limits::SESSIONS_PER_PEER_MAX {
             (
                 limits::SESSIONS_PER_PEER_MAX,
@@ -103,6 +106,10 @@ impl Sessions {
 
     /// Connections whose time is over.
     pub fn expired(&self, now: UnixMillis) -> Vec<ConnId> {
-        self.by_conn.iter().filter(|(_, s)| s.deadline <= now).map(|(conn, _)| *conn).collect()
+        self.by_conn
+            .iter()
+            .filter(|(_, s)| s.deadline <= now)
+            .map(|(conn, _)| *conn)
+            .collect()
     }
 }
