@@ -18,7 +18,7 @@ use hmac::{Hmac, Mac};
 use hw::tpm::{DevId, DevIdKind, EndorsementKey, NodeTpm, TpmError, TpmProperties};
 use rand_core::{OsRng, RngCore};
 use rustls::pki_types::CertificateDer;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
@@ -92,6 +92,9 @@ pub enum Outcome {
         correlation: String,
         /// Seconds until the next attempt.
         retry_secs: u32,
+        /// Digest of what this node reported, hex: SHA-256(SHA-256(hello) || SHA-256(evidence)).
+        /// The owner compares it with the claim.
+        report_sha256: String,
     },
     /// Not admitted.
     Refused {
@@ -255,7 +258,7 @@ impl Node {
         );
         let answer = connection.post(HELLO_PATH, &hello_body)?;
         if answer.status != 200 {
-            return self.outcome(&answer, &pin, progress);
+            return self.outcome(&answer, &pin, report_digest(&hello_body, b""), progress);
         }
 
         let challenge = decode_challenge(&answer.body, self.eks.len())?;
@@ -294,7 +297,12 @@ impl Node {
             &format!("event log {} bytes", facts.event_log.len()),
         );
         let answer = connection.post(EVIDENCE_PATH, &evidence_body)?;
-        self.outcome(&answer, &pin, progress)
+        self.outcome(
+            &answer,
+            &pin,
+            report_digest(&hello_body, &evidence_body),
+            progress,
+        )
     }
 
     fn hello(&self, facts: &Facts) -> Hello {
@@ -355,6 +363,7 @@ impl Node {
         &self,
         answer: &Answer,
         pin: &Pin,
+        report_sha256: String,
         progress: &mut dyn FnMut(Step, &str),
     ) -> Result<Outcome, AttestError> {
         let result = v1::decode_result(&answer.body).map_err(|e| {
@@ -372,6 +381,7 @@ impl Node {
                 hint,
                 correlation,
                 retry_secs: result.retry_secs,
+                report_sha256,
             }),
             Verdict::NotAdmitted => Ok(Outcome::Refused {
                 code,
@@ -497,6 +507,13 @@ fn random_auth() -> Result<Zeroizing<String>, AttestError> {
             .map(|byte| char::from(ALPHABET[usize::from(byte & 63)]))
             .collect(),
     ))
+}
+
+fn report_digest(hello: &[u8], evidence: &[u8]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(Sha256::digest(hello));
+    hash.update(Sha256::digest(evidence));
+    hex::encode(hash.finalize())
 }
 
 fn encode<T: serde::Serialize>(

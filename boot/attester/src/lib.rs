@@ -7,9 +7,13 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod console;
 pub mod exchange;
 pub mod extends;
 pub mod facts;
+pub mod gather;
+pub mod init;
+pub mod output;
 pub mod pin;
 
 pub use exchange::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome, Step, attest};

@@ -15,7 +15,7 @@ use attester::client::ClientError;
 use attester::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome, attest};
 use hmac::{Hmac, Mac};
 use rustls::pki_types::CertificateDer;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 use support::{Ca, Reply, SoftTpm, facts, serve_one};
 
 fn gateway(addr: SocketAddr, ca: &Ca) -> Gateway {
@@ -115,7 +115,12 @@ fn evidence_is_bound_to_bodies_and_connection() {
                 "quoted once it held still"
             );
             assert_eq!(evidence.event_log.0, [7; 100]);
-            sender.send(evidence).unwrap();
+            let mut report = Sha256::new();
+            report.update(Sha256::digest(&hello_body));
+            report.update(Sha256::digest(&request.body));
+            sender
+                .send((evidence, hex::encode(report.finalize())))
+                .unwrap();
             Reply::Json(200, pending())
         });
         let mut steps = Vec::new();
@@ -130,6 +135,7 @@ fn evidence_is_bound_to_bodies_and_connection() {
             hint,
             correlation,
             retry_secs,
+            report_sha256,
         } = outcome
         else {
             panic!("not pending")
@@ -143,7 +149,8 @@ fn evidence_is_bound_to_bodies_and_connection() {
             "no control character reaches the console"
         );
         assert_eq!(server.join().unwrap(), 2, "both requests on one connection");
-        let evidence = receiver.recv().unwrap();
+        let (evidence, report) = receiver.recv().unwrap();
+        assert_eq!(report_sha256, report, "what the owner compares");
         // The list of this boot grows and keeps its order.
         assert_eq!(evidence.pcr15_extends[..attempt - 1], extends);
         extends = evidence.pcr15_extends;
