@@ -356,64 +356,75 @@ mod tests {
         assert!(bytes.len() >= 240);
     }
 
-    /// A server on the other end of a cable, in a network namespace of its own. It stays silent at
-    /// first, offers with a wrong xid, and only then answers.
+    fn ip(arguments: &str) -> bool {
+        let status = std::process::Command::new("ip")
+            .args(arguments.split_whitespace())
+            .status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    /// Stays silent at first, then answers with a wrong xid and with the right one.
+    fn serve_one_client(interface: &str) -> Vec<MessageType> {
+        nic::configure_ipv4(interface, [10, 0, 0, 1].into(), 24, None).unwrap();
+        nic::link_up(interface).unwrap();
+        let server = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, SERVER_PORT)).unwrap();
+        nic::bind_to_device(&server, interface).unwrap();
+        server.set_broadcast(true).unwrap();
+        let mut seen = Vec::new();
+        while seen.last() != Some(&MessageType::Request) {
+            let mut datagram = [0; DATAGRAM_MAX];
+            let length = server.recv(&mut datagram).unwrap();
+            let request = Message::from_bytes(&datagram[..length]).unwrap();
+            let Some(DhcpOption::MessageType(kind)) = request.opts().get(OptionCode::MessageType)
+            else {
+                panic!("no type")
+            };
+            seen.push(*kind);
+            let mut answer = reply(match kind {
+                MessageType::Discover => MessageType::Offer,
+                _ => MessageType::Ack,
+            });
+            answer.set_chaddr(request.chaddr());
+            if seen.len() > 1 {
+                for xid in [request.xid() ^ 1, request.xid()] {
+                    answer.set_xid(xid);
+                    let bytes = answer.to_vec().unwrap();
+                    server
+                        .send_to(&bytes, (Ipv4Addr::BROADCAST, CLIENT_PORT))
+                        .unwrap();
+                }
+            }
+        }
+        seen
+    }
+
+    /// Client and server each in a network namespace of its own, a cable between them.
     #[test]
     fn gets_a_lease_on_an_interface_without_address() {
         use nix::sched::{CloneFlags, unshare};
-        let ip = |arguments: &str| {
-            let status = std::process::Command::new("ip")
-                .args(arguments.split_whitespace())
-                .status();
-            status.is_ok_and(|status| status.success())
-        };
         if unshare(CloneFlags::CLONE_NEWNET).is_err() || !ip("link add sw type veth peer name node")
         {
             println!("SKIP no permission to make a network namespace");
             return;
         }
-        for end in ["sw", "node"] {
-            nic::link_up(end).unwrap();
-        }
+        let (here, there) = std::sync::mpsc::channel();
+        let (plugged, wait) = std::sync::mpsc::channel::<()>();
+        let answering = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            here.send(nix::unistd::gettid()).unwrap();
+            wait.recv().unwrap();
+            serve_one_client("sw")
+        });
+        assert!(ip(&format!("link set sw netns {}", there.recv().unwrap())));
+        plugged.send(()).unwrap();
+        nic::link_up("node").unwrap();
+        assert!(nic::wait_for_carrier("node", Duration::from_secs(5)).unwrap());
         let mac = nic::interfaces()
             .into_iter()
             .find(|i| i.name == "node")
             .unwrap()
             .mac
             .unwrap();
-        nic::configure_ipv4("sw", [10, 0, 0, 1].into(), 24, None).unwrap();
-        let server = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, SERVER_PORT)).unwrap();
-        nic::bind_to_device(&server, "sw").unwrap();
-        server.set_broadcast(true).unwrap();
-        let answering = std::thread::spawn(move || {
-            let mut seen = Vec::new();
-            while seen.last() != Some(&MessageType::Request) {
-                let mut datagram = [0; DATAGRAM_MAX];
-                let length = server.recv(&mut datagram).unwrap();
-                let request = Message::from_bytes(&datagram[..length]).unwrap();
-                let Some(DhcpOption::MessageType(kind)) =
-                    request.opts().get(OptionCode::MessageType)
-                else {
-                    panic!("no type")
-                };
-                seen.push(*kind);
-                let mut answer = reply(match kind {
-                    MessageType::Discover => MessageType::Offer,
-                    _ => MessageType::Ack,
-                });
-                answer.set_chaddr(request.chaddr());
-                if seen.len() > 1 {
-                    for xid in [request.xid() ^ 1, request.xid()] {
-                        answer.set_xid(xid);
-                        let bytes = answer.to_vec().unwrap();
-                        server
-                            .send_to(&bytes, (Ipv4Addr::BROADCAST, CLIENT_PORT))
-                            .unwrap();
-                    }
-                }
-            }
-            seen
-        });
         assert_eq!(acquire("node", mac).unwrap(), leased());
         let seen = answering.join().unwrap();
         assert!(seen.len() >= 3, "the first DISCOVER was repeated: {seen:?}");
