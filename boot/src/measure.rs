@@ -142,9 +142,35 @@ fn stub_version(magic: &[u8]) -> Result<u32, MeasureError> {
     Ok(version)
 }
 
-/// PCR 11 of the SHA-256 bank as the stub leaves it: for each section its name with the ending NUL, then its content.
+/// PCR 11 of the SHA-256 bank as the stub leaves it.
 fn pcr11(pe: &Pe<'_>, stub_version: u32) -> Result<Sha256Digest, MeasureError> {
     let mut pcr = Pcr::default();
+    for (_, digest) in section_events(pe, stub_version)? {
+        pcr.extend(&digest);
+    }
+    Ok(pcr.value())
+}
+
+/// What the stub of a UKI extends into PCR 11, in order: name of the section, measured digest. Two
+/// entries for each section, its name with the ending NUL and its content.
+///
+/// # Errors
+/// [`MeasureError`] for anything but a UKI that can be predicted.
+pub fn stub_events(bytes: &[u8]) -> Result<Vec<(String, Sha256Digest)>, MeasureError> {
+    let pe = Pe::parse(bytes)?;
+    pe.section(".linux")
+        .ok_or(MeasureError::Section(".linux"))?;
+    section_events(
+        &pe,
+        stub_version(pe.section(".sdmagic").unwrap_or_default())?,
+    )
+}
+
+fn section_events(
+    pe: &Pe<'_>,
+    stub_version: u32,
+) -> Result<Vec<(String, Sha256Digest)>, MeasureError> {
+    let mut events = Vec::new();
     for (name, since) in MEASURED_SECTIONS {
         if since > stub_version {
             continue;
@@ -161,10 +187,11 @@ fn pcr11(pe: &Pe<'_>, stub_version: u32) -> Result<Sha256Digest, MeasureError> {
             return Err(MeasureError::Unsupported(name.to_owned()));
         }
         content.resize(section.virtual_size, 0);
-        pcr.extend_with(format!("{name}\0").as_bytes());
-        pcr.extend_with(&content);
+        let named = format!("{name}\0");
+        events.push((name.to_owned(), Sha256::digest(named).into()));
+        events.push((name.to_owned(), Sha256::digest(&content).into()));
     }
-    Ok(pcr.value())
+    Ok(events)
 }
 
 /// Most zeros a section may have beyond its file part.

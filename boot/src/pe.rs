@@ -148,6 +148,10 @@ impl<'a> Pe<'a> {
                 other => return Err(invalid("optional header magic", other)),
             };
         let rows = read.u32(count_at, "data directory")?;
+        // edk2 demands it too: a section table inside the optional header would be read as both.
+        if count_at + 4 + rows * 8 != optional + optional_size {
+            return Err(invalid("size of the optional header", optional_size));
+        }
         let certificate_row = (rows > 4).then_some(count_at + 4 + field::CERTIFICATES);
         let section_table = optional + optional_size;
         let layout = Layout {
@@ -164,6 +168,16 @@ impl<'a> Pe<'a> {
         let sections = (0..count)
             .map(|index| section(&read, section_table + index * field::SECTION_ROW))
             .collect::<Result<Vec<_>, _>>()?;
+        // edk2 refuses it too (BasePeCoffLib): such a section would put header fields under the digest twice.
+        if let Some(inside) = sections
+            .iter()
+            .find(|section| section.raw_size > 0 && section.raw_offset < layout.headers_size)
+        {
+            return Err(invalid(
+                "offset of a section, inside the headers",
+                inside.raw_offset,
+            ));
+        }
         let certificates_size = certificates(&read, certificate_row)?;
         Ok(Self {
             bytes,
@@ -402,6 +416,8 @@ pub(crate) mod tests {
             (0x98 + 36, 3),
             (0x98 + 33, 0),
             (0x98 + 61, 0),
+            (0x98 + 108, 15),
+            (0x98 + 240 + 21, 2),
         ] {
             let mut bad = good.clone();
             bad[at] = value;
