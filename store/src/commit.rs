@@ -32,6 +32,9 @@ pub struct Batch {
     pub at: UnixMillis,
     /// Decisions for the signed ledger.
     pub ledger: Vec<Record>,
+    /// The sequence that the first of them must get, when whoever decided has counted along. The
+    /// commit fails for good when the ledger is elsewhere: the two must not drift apart.
+    pub first_seq: Option<u64>,
     /// Working state for the lease journal.
     pub journal: Vec<JournalRecord>,
     /// New JSON of a machine for its view, or none to remove it. Derived from the records: lost
@@ -84,6 +87,7 @@ pub type Done = Box<dyn FnOnce(Result<Committed, CommitError>) + Send>;
 struct Job {
     at: UnixMillis,
     ledger: Vec<String>,
+    first_seq: Option<u64>,
     journal: Vec<(String, JournalRecord)>,
     machines: Vec<(MachineId, Option<Vec<u8>>)>,
     bytes: usize,
@@ -205,6 +209,7 @@ fn encode(batch: Batch, done: Done) -> Result<Job, (CommitError, Done)> {
     Ok(Job {
         at: batch.at,
         ledger,
+        first_seq: batch.first_seq,
         journal,
         machines: batch.machines,
         bytes,
@@ -295,8 +300,23 @@ impl Worker {
         }
     }
 
+    /// Every batch that counts along must find the ledger where it thinks it is.
+    fn check_sequence(&self, group: &[Job]) -> Result<(), StoreError> {
+        let mut next = self.ledger.next_seq();
+        for job in group {
+            if let Some(expected) = job.first_seq
+                && expected != next
+            {
+                return Err(StoreError::Sequence { expected, next });
+            }
+            next += job.ledger.len() as u64;
+        }
+        Ok(())
+    }
+
     /// Both files, side by side when both have something to write.
     fn write(&mut self, group: &mut [Job]) -> Result<(), StoreError> {
+        self.check_sequence(group)?;
         let journal_records: Vec<_> = group
             .iter_mut()
             .flat_map(|job| std::mem::take(&mut job.journal))

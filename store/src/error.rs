@@ -107,6 +107,14 @@ pub enum StoreError {
     /// A record could not be written as JSON.
     #[error("record cannot be encoded")]
     Encode(#[source] serde_json::Error),
+    /// Whoever decides and the ledger disagree on how many entries there are.
+    #[error("a batch expected ledger entry {expected}, the next one is {next}")]
+    Sequence {
+        /// First sequence the batch asked for.
+        expected: u64,
+        /// What it would have got.
+        next: u64,
+    },
     /// The ledger of this store is already open.
     #[error("the ledger of {} is already open in this process", dir.display())]
     AlreadyOpen {

@@ -58,7 +58,7 @@ const DATABASE_DIR: &str = "db";
 
 /// Name of the public document that holds the infra CA certificate (DER): what the ledger of this
 /// store verifies against.
-pub const INFRA_CA: &str = "ca/infra";
+pub const INFRA_CA: &str = "ca/infra-ca";
 
 /// The state directory, open and locked. Cheap to clone; the lock goes with the last clone.
 #[derive(Clone)]
@@ -73,6 +73,16 @@ struct Inner {
     journal: Mutex<Option<Journal>>,
     disk: Arc<dyn Disk>,
     _lock: File,
+}
+
+/// A private key and its certificate.
+pub struct KeyPair<'a> {
+    /// Name of both.
+    pub name: &'a str,
+    /// PKCS #8; encrypted before it is stored.
+    pub secret: &'a [u8],
+    /// The certificate, DER.
+    pub public: &'a [u8],
 }
 
 /// What opening the ledger gave.
@@ -257,22 +267,27 @@ impl Store {
         self.inner.views.put(&[(Kept::Secret, name, &stored)])
     }
 
-    /// Stores a secret and the public document of the same name (a key and its certificate) with
-    /// one sync.
+    /// Stores keys with their certificates, each pair under one name, with one sync for all.
     ///
     /// # Errors
-    /// The database cannot be written.
-    pub fn put_key_pair(
-        &self,
-        key: &StoreKey,
-        name: &str,
-        secret: &[u8],
-        public: &[u8],
-    ) -> Result<(), StoreError> {
-        let stored = secret::encrypt(key, name, secret)?;
-        self.inner
-            .views
-            .put(&[(Kept::Secret, name, &stored), (Kept::Public, name, public)])
+    /// The database cannot be written; some of the pairs may then be there.
+    pub fn put_key_pairs(&self, key: &StoreKey, pairs: &[KeyPair<'_>]) -> Result<(), StoreError> {
+        let stored: Result<Vec<Vec<u8>>, StoreError> = pairs
+            .iter()
+            .map(|pair| secret::encrypt(key, pair.name, pair.secret))
+            .collect();
+        let stored = stored?;
+        let values: Vec<(Kept, &str, &[u8])> = pairs
+            .iter()
+            .zip(&stored)
+            .flat_map(|(pair, stored)| {
+                [
+                    (Kept::Secret, pair.name, stored.as_slice()),
+                    (Kept::Public, pair.name, pair.public),
+                ]
+            })
+            .collect();
+        self.inner.views.put(&values)
     }
 
     /// Removes a secret; gone from the database when this returns, not erased from the medium.

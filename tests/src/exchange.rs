@@ -10,7 +10,7 @@ use attest_wire::v1::{
     ATTEST_SERVER_NAME, AttestationResult, Attested, Binding, Challenge, Disk, EVIDENCE_PATH,
     EXPORTER_LABEL, EkOffer, Evidence, HELLO_PATH, Hello, Nic, PcrValue, Platform, TpmInfo,
 };
-use hw::tpm::{DevId, DevIdKind, NodeTpm};
+use hw::tpm::{DevId, DevIdKind, NodeDevice, NodeTpm};
 use p256::ecdsa::signature::hazmat::PrehashSigner as _;
 use rand_core::{OsRng, RngCore as _};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -93,7 +93,7 @@ impl Connection {
 /// A node in the middle of an exchange.
 pub struct Node<'a> {
     /// Its TPM.
-    pub tpm: &'a mut dyn NodeTpm,
+    pub tpm: &'a mut NodeDevice,
     /// What was extended into PCR 15 since the TPM's reset, kept over attempts.
     pub pcr15: &'a mut Vec<[u8; 32]>,
     /// What it says about itself.

@@ -10,12 +10,17 @@
 pub mod admin;
 pub mod event_log;
 pub mod exchange;
+pub mod forward;
 pub mod http;
 pub mod netns;
 pub mod programs;
 pub mod pxe;
+pub mod report;
 pub mod run;
+pub mod scenarios;
+pub mod sim;
 pub mod site;
 pub mod switch;
 pub mod swtpm;
+pub mod timeline;
 pub mod vm;

@@ -1,2 +1,118 @@
-//! placeholder
-fn main() {}
+//! The `lab` program: what `cargo xtask demo`, `lab`, `bench` and the lab stage of `test` run.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lab::report::Report;
+use lab::scenarios::{self, Scenario};
+
+/// The lab: namespaces, software TPMs, simulated and real machines.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Lists the scenarios.
+    List,
+    /// Runs scenarios by name.
+    Run {
+        /// Their names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Runs every scenario.
+    Ci,
+    /// Boots one VM through the walk and tells it.
+    Demo {
+        /// Leave the gateway running, with its admin endpoint on 127.0.0.1.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Runs a benchmark.
+    Bench {
+        /// Its name: `storm`.
+        name: String,
+    },
+}
+
+fn main() -> ExitCode {
+    clear_on_signals();
+    match Cli::parse().command {
+        Command::List => {
+            for scenario in scenarios::ALL {
+                println!("{:18} {}", scenario.name, scenario.what);
+            }
+            ExitCode::SUCCESS
+        }
+        Command::Run { names } => {
+            let unknown: Vec<_> = names
+                .iter()
+                .filter(|n| scenarios::find(n).is_none())
+                .cloned()
+                .collect();
+            if !unknown.is_empty() {
+                eprintln!("lab: no scenario {}; see `lab list`", unknown.join(", "));
+                return ExitCode::from(2);
+            }
+            run_all(names.iter().filter_map(|name| scenarios::find(name)))
+        }
+        Command::Ci => run_all(scenarios::ALL.iter()),
+        Command::Demo { keep } => demo(keep),
+        Command::Bench { name } => match name.as_str() {
+            "storm" => run_all(scenarios::find("storm").into_iter()),
+            _ => {
+                eprintln!("lab: no benchmark {name:?}; there is: storm");
+                ExitCode::from(2)
+            }
+        },
+    }
+}
+
+fn run_all(list: impl Iterator<Item = &'static Scenario>) -> ExitCode {
+    let mut failed = false;
+    for scenario in list {
+        failed |= !scenarios::run(scenario);
+    }
+    ExitCode::from(u8::from(failed))
+}
+
+fn demo(keep: bool) -> ExitCode {
+    let report = Report::new("demo");
+    if let Err(error) = scenarios::walk::demo(&report, keep) {
+        report.fail("walk", &format!("{error:#}"));
+    }
+    ExitCode::from(u8::from(!report.failures().is_empty()))
+}
+
+/// Ctrl-C and SIGTERM clear away what this process made, then end it.
+fn clear_on_signals() {
+    std::thread::spawn(|| {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+        else {
+            return;
+        };
+        runtime.block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let (Ok(mut interrupt), Ok(mut terminate)) = (
+                signal(SignalKind::interrupt()),
+                signal(SignalKind::terminate()),
+            ) else {
+                return;
+            };
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            lab::run::clear_own();
+            std::process::exit(130);
+        });
+    });
+}

@@ -124,6 +124,15 @@ impl Dhcp {
         })
     }
 
+    /// DISCOVER and OFFER as the firmware; the offered address.
+    ///
+    /// # Errors
+    /// No offer after four tries.
+    pub fn discover(&self, xid: u32) -> Result<Ipv4Addr> {
+        let message = self.message(DISCOVER, xid, Stage::Pxe, &[]);
+        Ok(self.exchange(xid, &message, OFFER)?.yiaddr)
+    }
+
     fn exchange(&self, xid: u32, datagram: &[u8], wanted: u8) -> Result<Message> {
         let to = SocketAddrV4::new(Ipv4Addr::BROADCAST, 67);
         let mut buffer = [0u8; 2048];

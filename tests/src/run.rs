@@ -218,6 +218,20 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.get(19)?.parse().ok()
 }
 
+/// Processor seconds, user and system, that a process has used.
+pub fn cpu_secs(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let ticks: f64 = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().skip(11).take(2))
+        .into_iter()
+        .flatten()
+        .filter_map(|field| field.parse::<f64>().ok())
+        .sum();
+    // USER_HZ is 100 on every Linux this runs on (proc(5)).
+    ticks / 100.0
+}
+
 /// A process of this run; ended when dropped.
 pub struct Process {
     name: String,

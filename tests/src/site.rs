@@ -9,15 +9,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use boot::catalog::Artefact;
+use boot::catalog::{Artefact, Kind};
 
 use crate::admin::Desk;
+use crate::event_log::Boot;
 use crate::netns::{GATEWAY_ADDR, MGMT_ADDR, POOL, Segment};
 use crate::programs;
-use crate::run::{Process, Run, attempt, cache_dir, output};
+use crate::run::{Process, Run, attempt, cache_dir, cpu_secs, output};
 use crate::swtpm::{self, Swtpm, TCTI};
 
 /// Template of the appliance's own TPM; the nodes use those from [`NODE_TEMPLATES`] on.
@@ -38,8 +40,6 @@ pub struct Options {
     pub devid_auth: &'static str,
     /// `any`, `ecc-p256` or `rsa-2048`.
     pub devid_kind: &'static str,
-    /// Text of `inventory.toml`, if machines are declared.
-    pub inventory: Option<String>,
     /// Version of the UKI that is built.
     pub version: u64,
 }
@@ -50,7 +50,6 @@ impl Default for Options {
             preset: "standard",
             devid_auth: "none",
             devid_kind: "any",
-            inventory: None,
             version: 1,
         }
     }
@@ -69,7 +68,7 @@ pub struct Site {
     /// Options it was made with.
     pub options: Options,
     daemon: Option<Process>,
-    starts: u32,
+    honest: OnceLock<Boot>,
 }
 
 impl Site {
@@ -105,7 +104,7 @@ impl Site {
             desk,
             options,
             daemon: None,
-            starts: 0,
+            honest: OnceLock::new(),
         };
         site.measure_boot()?;
         site.configure()?;
@@ -136,11 +135,22 @@ impl Site {
         fs::copy(&authority.issuer, dir.join("ek-roots/issuer.pem"))?;
         let keys = site_keys()?;
         fs::copy(keys.image_public_key(), dir.join("image-key.pem"))?;
-        if let Some(text) = &self.options.inventory {
-            fs::write(dir.join("inventory.toml"), text)?;
-        }
+        self.declare("version = 1\n")?;
         fs::write(self.config(), config_text(dir, &self.options))?;
         Ok(())
+    }
+
+    /// Writes `inventory.toml`; the daemon reads it at its next start.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn declare(&self, text: &str) -> Result<()> {
+        Ok(fs::write(self.run.dir().join("inventory.toml"), text)?)
+    }
+
+    /// Processor seconds that the daemon has used since its start.
+    pub fn cpu_secs(&self) -> f64 {
+        self.daemon.as_ref().map_or(0.0, |d| cpu_secs(d.pid()))
     }
 
     /// Path of the configuration file.
@@ -217,6 +227,45 @@ impl Site {
         serde_json::from_value(list).with_context(|| format!("{}", path.display()))
     }
 
+    /// What a machine measures that boots our signed iPXE and UKI by PXE, as OVMF, iPXE and
+    /// systemd-stub do it: the UKI twice under iPXE, then the kernel inside it.
+    ///
+    /// # Errors
+    /// The images are missing or not what the catalogue says.
+    pub fn honest_boot(&self) -> Result<Boot> {
+        if let Some(boot) = self.honest.get() {
+            return Ok(boot.clone());
+        }
+        let artefacts = self.artefacts()?;
+        let of = |kind| {
+            artefacts
+                .iter()
+                .filter(|a| a.kind == kind)
+                .max_by_key(|a| a.version)
+                .with_context(|| format!("no {kind:?} in the catalogue"))
+        };
+        let (ipxe, uki) = (of(Kind::Ipxe)?, of(Kind::Uki)?);
+        let linux = uki
+            .linux_pe_sha256
+            .as_deref()
+            .context("UKI without kernel digest")?;
+        let bytes = fs::read(self.image_dir().join(&uki.file))?;
+        let boot = Boot {
+            secure_boot: true,
+            db_cert: crate::http::certificates(&site_keys()?.db_certificate())?
+                .first()
+                .context("no db certificate")?
+                .to_vec(),
+            images: [&ipxe.pe_sha256, &uki.pe_sha256, &uki.pe_sha256, linux]
+                .into_iter()
+                .map(digest)
+                .collect::<Result<_>>()?,
+            stub: boot::measure::stub_events(&bytes)?,
+            command_line: None,
+        };
+        Ok(self.honest.get_or_init(|| boot).clone())
+    }
+
     /// Starts the daemon and waits until it is ready.
     ///
     /// # Errors
@@ -261,7 +310,6 @@ impl Site {
         }
         let mut command = self.local(&["serve"]);
         self.daemon = Some(self.run.spawn("vestibule", &mut command)?);
-        self.starts += 1;
         Ok(())
     }
 
@@ -341,10 +389,6 @@ impl Site {
 
 fn config_text(dir: &Path, options: &Options) -> String {
     let dir = dir.display();
-    let inventory = match options.inventory {
-        Some(_) => format!("file = \"{dir}/inventory.toml\"\n"),
-        None => String::new(),
-    };
     format!(
         r#"version = 1
 [appliance]
@@ -365,8 +409,9 @@ tcti = "{TCTI}"
 image_dir = "{dir}/images"
 image_key = "{dir}/image-key.pem"
 [inventory]
+file = "{dir}/inventory.toml"
 ek_roots_dir = "{dir}/ek-roots"
-{inventory}[policy]
+[policy]
 preset = "{preset}"
 [devid]
 kind = "{kind}"
@@ -415,12 +460,12 @@ pub struct Firmware {
 }
 
 impl Firmware {
-    /// OVMF of Debian sid (the one with ECDHE, HTTPS-capable), with the lab's keys enrolled and
-    /// the site's boot CA trusted.
+    /// OVMF of Debian sid (its TLS speaks ECDHE), with the lab's keys enrolled and the site's boot
+    /// CA trusted; files are written to `dir`.
     ///
     /// # Errors
     /// The package cannot be had, or its variable store is not the expected one.
-    pub fn prepare(site: &Site) -> Result<Self> {
+    pub fn prepare(dir: &Path, boot_ca: &Path) -> Result<Self> {
         let package = boot_image::debs::fetch("sid", "ovmf-generic")?;
         if let Some(from) = &package.changed_from {
             println!(
@@ -431,12 +476,10 @@ impl Firmware {
         let code = find_file(&package.root, "OVMF_CODE_4M.secboot.fd")?;
         let template = find_file(&package.root, "OVMF_VARS_4M.fd")?;
         let keys = site_keys()?;
-        let dir = site.run.dir();
         let vars = dir.join("vars-enrolled.fd");
         fs::write(&vars, keys.enrolled_vars(&template)?)?;
         let tls_cas = dir.join("tls-cas.esl");
-        let boot_ca = site.ca_dir().join("boot-ca.pem");
-        fs::write(&tls_cas, keys.https_ca_list(&[&boot_ca])?)?;
+        fs::write(&tls_cas, keys.https_ca_list(&[boot_ca])?)?;
         Ok(Self {
             code,
             vars,
@@ -444,6 +487,12 @@ impl Firmware {
             version: package.version,
         })
     }
+}
+
+fn digest(hex_text: &str) -> Result<[u8; 32]> {
+    let mut out = [0; 32];
+    hex::decode_to_slice(hex_text, &mut out).with_context(|| format!("{hex_text:?}"))?;
+    Ok(out)
 }
 
 fn find_file(root: &Path, name: &str) -> Result<PathBuf> {
@@ -468,14 +517,8 @@ mod tests {
 
     #[test]
     fn the_daemon_takes_the_configuration() {
-        let declared = Options {
-            inventory: Some(String::new()),
-            ..Options::default()
-        };
-        for options in [Options::default(), declared] {
-            let text = config_text(Path::new("/x"), &options);
-            let config = gateway::config::Config::parse(&text, Path::new("/"));
-            assert!(config.is_ok(), "{config:?}");
-        }
+        let text = config_text(Path::new("/x"), &Options::default());
+        let config = gateway::config::Config::parse(&text, Path::new("/"));
+        assert!(config.is_ok(), "{config:?}");
     }
 }

@@ -168,17 +168,7 @@ impl Vm {
 
     /// Processor seconds that QEMU has used.
     pub fn cpu_secs(&self) -> f64 {
-        let stat =
-            fs::read_to_string(format!("/proc/{}/stat", self.qemu.pid())).unwrap_or_default();
-        let ticks: f64 = stat
-            .rsplit_once(')')
-            .map(|(_, rest)| rest.split_whitespace().skip(11).take(2))
-            .into_iter()
-            .flatten()
-            .filter_map(|field| field.parse::<f64>().ok())
-            .sum();
-        // USER_HZ is 100 on every Linux this runs on (proc(5)).
-        ticks / 100.0
+        crate::run::cpu_secs(self.qemu.pid())
     }
 
     /// Cuts the power.

@@ -13,6 +13,7 @@ pub mod catalog;
 pub mod gateway;
 pub mod identity;
 pub mod inventory;
+pub mod issuer;
 pub mod limits;
 pub mod outbox;
 pub mod policy;

@@ -1,35 +1,18 @@
 //! One request as read from the wire: header checks, and who the client says it is.
 //!
-//! The header comes through dhcproto's codec, the options through [`Options`]. Everything in
-//! [`ClientInfo`] is a claim of an unauthenticated packet.
+//! Everything in [`ClientInfo`] is a claim of an unauthenticated packet.
 
 use std::net::Ipv4Addr;
 
-use dhcproto::v4::{Decodable, Decoder, Message, Opcode};
+use dhcproto::v4::{self, Decodable, Decoder};
 
+use super::message::{HEADER_LEN, Message};
 use super::options::{NoteKind, OptionNote, Options, code, sub_options, user_class};
 use super::{ClientKey, Refused};
 use crate::MacAddr;
 
-/// Octets before the options: BOOTP header and magic cookie.
-const HEADER_LEN: usize = 240;
-/// RFC 2131 section 2: the first four octets of the options field.
-const MAGIC_COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Largest UDP payload read; no client sends jumbo requests, and one cap bounds every option.
-const DATAGRAM_LEN_MAX: usize = 9000;
 /// RFC 1542 section 4.1.1: a relay discards a request with more hops.
 const HOPS_MAX: u8 = 16;
-
-mod field {
-    use std::ops::Range;
-
-    pub const HTYPE: usize = 1;
-    pub const HLEN: usize = 2;
-    pub const HOPS: usize = 3;
-    pub const SNAME: Range<usize> = 44..108;
-    pub const FILE: Range<usize> = 108..236;
-    pub const COOKIE: Range<usize> = 236..240;
-}
 
 /// DHCP message type, option 53 (RFC 2132 section 9.6), of messages that clients send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,6 +99,14 @@ pub struct ClientInfo {
 }
 
 impl ClientInfo {
+    /// Reads a client's request, for inspection; the server does the same.
+    ///
+    /// # Errors
+    /// What makes the datagram no DHCP request of an Ethernet client.
+    pub fn parse(datagram: &[u8]) -> Result<Self, Refused> {
+        parse(datagram).map(|request| request.client)
+    }
+
     /// What leases are keyed by: option 61, else `htype` and `chaddr` (RFC 2131 section 4.2).
     pub fn key(&self) -> ClientKey {
         match &self.client_id {
@@ -154,84 +145,69 @@ pub struct RelayInfo {
 /// A request: its header, from which the reply is made, and what was read from it.
 pub(crate) struct Request {
     /// Header through dhcproto, without options.
-    pub header: Message,
+    pub header: v4::Message,
     /// Everything else.
     pub client: ClientInfo,
 }
 
-/// Reads one datagram.
+/// Reads one datagram as a client's request.
 ///
 /// # Errors
 /// The part of the header that makes it no DHCP request of an Ethernet client.
 pub(crate) fn parse(datagram: &[u8]) -> Result<Request, Refused> {
-    if datagram.len() > DATAGRAM_LEN_MAX {
-        return Err(Refused::TooLong {
-            len: datagram.len(),
-            max: DATAGRAM_LEN_MAX,
-        });
-    }
-    let Some((fixed, option_field)) = datagram.split_at_checked(HEADER_LEN) else {
-        return Err(Refused::TooShort {
-            len: datagram.len(),
-        });
-    };
-    // BOOTREQUEST first: a reply of another server is no malformed request of ours.
-    if fixed[0] != 1 {
-        return Err(Refused::NotARequest { op: fixed[0] });
+    let mut message = Message::parse(datagram)?;
+    if message.op != 1 {
+        return Err(Refused::NotARequest { op: message.op });
     }
     // dhcproto slices `chaddr` by `hlen` unchecked, so the length is settled before it sees it.
     // 6 is "IEEE 802 networks" (RFC 1700), said by some embedded clients for Ethernet.
-    let (htype, hlen) = (fixed[field::HTYPE], fixed[field::HLEN]);
+    let (htype, hlen) = (message.htype, message.hlen);
     if !matches!(htype, 1 | 6) || hlen != 6 {
         return Err(Refused::Hardware { htype, hlen });
     }
-    if fixed[field::HOPS] > HOPS_MAX {
-        return Err(Refused::Hops {
-            hops: fixed[field::HOPS],
-        });
+    if message.hops > HOPS_MAX {
+        return Err(Refused::Hops { hops: message.hops });
     }
-    let mut cookie = [0; 4];
-    cookie.copy_from_slice(&fixed[field::COOKIE]);
-    if cookie != MAGIC_COOKIE {
-        return Err(Refused::Cookie { found: cookie });
-    }
-    let mut header = Message::decode(&mut Decoder::new(fixed)).map_err(|_| Refused::TooShort {
-        len: datagram.len(),
-    })?;
-    if header.opcode() != Opcode::BootRequest {
-        return Err(Refused::NotARequest { op: fixed[0] });
-    }
-    header.clear_sname();
-    header.clear_fname();
-    let mut mac = [0; 6];
-    mac.copy_from_slice(header.chaddr());
-    let mac = MacAddr(mac);
+    let [a, b, c, d, e, f, ..] = message.chaddr;
+    let mac = MacAddr([a, b, c, d, e, f]);
     if mac.is_zero() || mac.is_group() {
         return Err(Refused::ChaddrInvalid { mac });
     }
-
-    let mut options = Options::parse(option_field, &fixed[field::FILE], &fixed[field::SNAME]);
-    if !options.contains(code::MESSAGE_TYPE) {
+    if !message.options.contains(code::MESSAGE_TYPE) {
         return Err(Refused::Bootp { mac });
     }
-    let message_type = match options.fixed::<1>(code::MESSAGE_TYPE) {
-        Some([value]) => MessageType::from_wire(value).ok_or(Refused::MessageType {
-            value: Some(value),
-            mac,
-        })?,
+    let message_type = match message.options.fixed::<1>(code::MESSAGE_TYPE) {
+        Some([value]) => {
+            let refused = Refused::MessageType {
+                value: Some(value),
+                mac,
+            };
+            MessageType::from_wire(value).ok_or(refused)?
+        }
         None => return Err(Refused::MessageType { value: None, mac }),
     };
-    let client = client_info(&header, htype, mac, message_type, &mut options);
-    Ok(Request { header, client })
+    let client = client_info(message, mac, message_type);
+    Ok(Request {
+        header: header(datagram)?,
+        client,
+    })
 }
 
-fn client_info(
-    header: &Message,
-    htype: u8,
-    mac: MacAddr,
-    message_type: MessageType,
-    options: &mut Options,
-) -> ClientInfo {
+/// The request's header as dhcproto has it, the base of every reply: no options, no texts.
+fn header(datagram: &[u8]) -> Result<v4::Message, Refused> {
+    let refused = Refused::TooShort {
+        len: datagram.len(),
+    };
+    let fixed = datagram.get(..HEADER_LEN).ok_or(refused.clone())?;
+    let mut header = v4::Message::decode(&mut Decoder::new(fixed)).map_err(|_| refused)?;
+    header.clear_sname();
+    header.clear_fname();
+    Ok(header)
+}
+
+fn client_info(mut message: Message, mac: MacAddr, message_type: MessageType) -> ClientInfo {
+    let relay = relay(&mut message);
+    let options = &mut message.options;
     let user_class = options
         .non_empty(code::USER_CLASS)
         .map_or_else(Vec::new, |v| user_class(&v));
@@ -246,19 +222,19 @@ fn client_info(
     let arch = arch(options).or_else(|| vendor_class.as_deref().and_then(arch_of_vendor_class));
     let client = ClientInfo {
         message_type,
-        xid: header.xid(),
-        secs: header.secs(),
-        broadcast: header.flags().broadcast(),
+        xid: message.xid,
+        secs: message.secs,
+        broadcast: message.flags & 0x8000 != 0,
         mac,
-        htype,
+        htype: message.htype,
         client_id: client_id(options),
-        ciaddr: header.ciaddr(),
+        ciaddr: message.ciaddr,
         requested_addr: present(options, code::REQUESTED_ADDR, Options::addr),
         server_id: present(options, code::SERVER_ID, Options::addr),
         lease_secs: present(options, code::LEASE_TIME, Options::u32),
         parameters: options.non_empty(code::PARAMETER_LIST).unwrap_or_default(),
         max_message_len: present(options, code::MAX_MESSAGE_SIZE, Options::u16),
-        host_name: options.non_empty(code::HOST_NAME),
+        host_name: options.non_empty(code::HOST_NAME).map(without_nuls),
         arch,
         ndi: present(options, code::NDI, Options::fixed::<3>),
         vendor_class,
@@ -268,7 +244,7 @@ fn client_info(
         is_http_client,
         is_pxe_client,
         uuid: uuid(options),
-        relay: relay(header, options),
+        relay,
         notes: Vec::new(),
     };
     ClientInfo {
@@ -287,6 +263,16 @@ fn present<T>(
         .contains(code)
         .then(|| read(options, code))
         .flatten()
+}
+
+/// Text options may end in NULs, which are not part of them (RFC 2132 section 2).
+fn without_nuls(mut text: Vec<u8>) -> Vec<u8> {
+    text.truncate(
+        text.iter()
+            .rposition(|octet| *octet != 0)
+            .map_or(0, |last| last + 1),
+    );
+    text
 }
 
 /// Option 61; shorter than two octets is noted and absent (RFC 2132 section 9.14).
@@ -329,14 +315,14 @@ fn uuid(options: &mut Options) -> Option<[u8; 16]> {
     Some(uuid)
 }
 
-fn relay(header: &Message, options: &mut Options) -> Option<RelayInfo> {
-    let raw = options.get(code::RELAY_AGENT).map(<[u8]>::to_vec);
-    if header.giaddr().is_unspecified() && raw.is_none() {
+fn relay(message: &mut Message) -> Option<RelayInfo> {
+    let raw = message.options.get(code::RELAY_AGENT).map(<[u8]>::to_vec);
+    if message.giaddr.is_unspecified() && raw.is_none() {
         return None;
     }
     let mut relay = RelayInfo {
-        giaddr: header.giaddr(),
-        hops: header.hops(),
+        giaddr: message.giaddr,
+        hops: message.hops,
         circuit_id: None,
         remote_id: None,
         link_selection: None,
@@ -346,7 +332,9 @@ fn relay(header: &Message, options: &mut Options) -> Option<RelayInfo> {
     let value = raw.as_deref().unwrap_or_default();
     let (subs, whole) = sub_options(value);
     if !whole {
-        options.note(code::RELAY_AGENT, NoteKind::BadLength { len: value.len() });
+        message
+            .options
+            .note(code::RELAY_AGENT, NoteKind::BadLength { len: value.len() });
     }
     for (sub, value) in subs {
         match sub {

@@ -10,6 +10,7 @@
 mod client;
 mod config;
 mod lease;
+mod message;
 mod options;
 mod refused;
 mod reply;
@@ -18,6 +19,7 @@ mod server;
 pub use client::{ClientInfo, MessageType, RelayInfo};
 pub use config::{Config, ConfigMistake, Limits, Pool, Reservation, ReservedFor, Scope, Subnet};
 pub use lease::{ClientKey, Lease, LeaseState};
+pub use message::Message;
 pub use options::{NoteKind, OptionNote, Options, user_class};
 pub use refused::Refused;
 pub use server::{Counters, Server};

@@ -68,11 +68,6 @@ pub const HW_TYPE_TPM20: Oid = Oid {
     dotted: "2.23.133.1.2",
     der: &[0x67, 0x81, 0x05, 0x01, 0x02],
 };
-/// `tcg-on-ekPermIdSha256`, the assigner of a PermanentIdentifier made from an EK (TCG OID registry).
-pub const EK_PERM_ID_SHA256: Oid = Oid {
-    dotted: "2.23.133.12.1",
-    der: &[0x67, 0x81, 0x05, 0x0c, 0x01],
-};
 /// `id-ce-subjectAltName`, RFC 5280 section 4.2.1.6.
 pub const SUBJECT_ALT_NAME: Oid = Oid {
     dotted: "2.5.29.17",
@@ -121,7 +116,6 @@ mod tests {
             PERMANENT_IDENTIFIER,
             HARDWARE_MODULE_NAME,
             HW_TYPE_TPM20,
-            EK_PERM_ID_SHA256,
             SUBJECT_ALT_NAME,
             EXTENDED_KEY_USAGE,
         ] {

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod boot;
 pub mod dhcp;
 pub mod tpm;
 pub mod wire;
@@ -74,6 +75,27 @@ pub const TARGETS: &[Target] = &[
         body: tpm::signature,
         built_in: tpm::signature_seeds,
         folders: &["tests/vectors/tpm", "corpus:quote"],
+        cut: whole,
+    },
+    Target {
+        name: "pe",
+        body: boot::pe,
+        built_in: boot::pe_seeds,
+        folders: &["tests/vectors/boot"],
+        cut: whole,
+    },
+    Target {
+        name: "catalog",
+        body: boot::catalog,
+        built_in: boot::catalog_seeds,
+        folders: &["tests/vectors/boot"],
+        cut: whole,
+    },
+    Target {
+        name: "ipxe_script",
+        body: boot::ipxe_script,
+        built_in: boot::ipxe_seeds,
+        folders: &["tests/vectors/boot"],
         cut: whole,
     },
 ];

@@ -7,8 +7,7 @@
 
 use attest_wire::templates::{Mismatch, Template, devid_templates};
 use attest_wire::tpm::{
-    Attest, AttestBody, Name, Public, RH_ENDORSEMENT, RH_OWNER, qualified_name,
-    qualified_name_of_primary,
+    Attest, AttestBody, Name, Public, RH_OWNER, qualified_name, qualified_name_of_primary,
 };
 use attest_wire::v1::Attested;
 use aws_lc_rs::{constant_time, hmac};
@@ -80,7 +79,7 @@ pub(super) fn appraise_activation(
     Ok(())
 }
 
-/// Row 8.
+/// Row 8. That the AK is an endorsement primary is judged with the quote (row 9).
 pub(super) fn appraise_certify(
     ak: &Public,
     devid: &Public,
@@ -101,14 +100,6 @@ pub(super) fn appraise_certify(
         .map_err(|error| fail("devid.certify", "TPMS_ATTEST".into(), error.to_string()))?;
     verify_attest(ak, &certify.attest.0, &certify.sig.0)
         .map_err(|found| fail("devid.certify", "a signature of the AK".into(), found))?;
-    let signer = qualified_name_of_primary(RH_ENDORSEMENT, ak);
-    if attest.qualified_signer != signer.as_bytes() {
-        return Err(fail(
-            "devid.certify",
-            format!("qualifiedSigner {signer} (endorsement primary)"),
-            hex::encode(&attest.qualified_signer),
-        ));
-    }
     if constant_time::verify_slices_are_equal(&attest.extra_data, qualifying).is_err() {
         return Err(fail(
             "devid.certify",

@@ -249,7 +249,7 @@ fn bad_options_are_noted_and_the_packet_is_answered() {
         "bytes, not text"
     );
     let noted: Vec<u8> = client.notes.iter().map(|note| note.code).collect();
-    assert_eq!(noted, [60, 255, 61, 57, 97, 82]);
+    assert_eq!(noted, [60, 255, 82, 61, 57, 97]);
     assert_eq!(client.key(), ClientKey::from_hardware(1, mac(1)));
     assert!(outcome.reply.is_some());
     assert_eq!(server.counters().with_notes, 1);

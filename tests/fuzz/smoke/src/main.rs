@@ -2,7 +2,7 @@
 //! toolchain. Finds shallow mistakes only: without coverage it is no replacement for `cargo fuzz`.
 //!
 //! `smoke [--seconds N] [--seed N] [TARGET..]` prints `PASS` or `FAIL` for each target and the sums.
-//! A failure prints the input in hex; the same seed walks the same way.
+//! A failure keeps its input in `artifacts/`; the same seed walks the same way.
 
 #![forbid(unsafe_code)]
 
@@ -88,6 +88,21 @@ fn seeds(target: &Target) -> Vec<Vec<u8>> {
     out
 }
 
+/// Keeps an input where `cargo fuzz` does, and says where; prints it when that is impossible.
+fn keep(name: &str, input: &[u8]) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../artifacts")
+        .join(name);
+    let file = folder.join("smoke");
+    match std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, input)) {
+        Ok(()) => format!("input of {} bytes in {}", input.len(), file.display()),
+        Err(_) => {
+            let hex: String = input.iter().map(|b| format!("{b:02x}")).collect();
+            format!("input {hex}")
+        }
+    }
+}
+
 /// One input.
 ///
 /// # Errors
@@ -105,8 +120,7 @@ fn run(target: &Target, input: &[u8]) -> Result<(), String> {
         Ok(()) if start.elapsed() > RUN_MAX => format!("took {:?}", start.elapsed()),
         Ok(()) => return Ok(()),
     };
-    let hex: String = input.iter().map(|b| format!("{b:02x}")).collect();
-    Err(format!("{why}; input {hex}"))
+    Err(format!("{why}; {}", keep(target.name, input)))
 }
 
 fn smoke(target: &Target, arguments: &Arguments) -> Result<String, String> {
@@ -177,13 +191,13 @@ mod tests {
     };
 
     #[test]
-    fn a_panic_is_found_and_its_input_printed() {
+    fn a_panic_is_found_and_its_input_kept() {
         let why = smoke(
             &target(|data| assert!(data.len() < 6, "six bytes")),
             &ARGUMENTS,
         );
         let why = why.expect_err("a mutation makes the seed longer");
-        assert!(why.starts_with("six bytes; input "), "{why}");
+        assert!(why.starts_with("six bytes; input of "), "{why}");
     }
 
     #[test]

@@ -1,0 +1,997 @@
+//! The appraisal, row by row: each test changes exactly one thing of evidence that passes, and
+//! names the code. The unmodified evidence passes in the same call.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use attest_wire::templates::Template;
+use attest_wire::tpm::{
+    Attest, AttestBody, HashAlg, PcrSelection, PublicKind, RH_OWNER, qualified_name_of_primary,
+};
+use attest_wire::v1::{
+    Binding as WireBinding, Bytes, Challenge, Evidence, Hello, decode_challenge,
+};
+use boot::catalog::{Artefact, Kind, Role};
+use gateway_core::appraisal::{
+    Admission, Appraisal, Binding, CatalogEntry, EkDirectory, EkRoots, EvidenceContext,
+    HelloContext, PossessionProven, QUOTED_PCRS, Refusal, TABLE, TimeTrust, Verified,
+    appraise_evidence, appraise_hello, make_challenge,
+};
+use gateway_core::identity::{EkName, MacAddr, MachineId};
+use gateway_core::policy::{Policy, Preset};
+use gateway_core::reason::Reason;
+use rand_core::OsRng;
+use support::log::{self, Entry, LogBuilder};
+use support::{Node, NodeEk, Session};
+
+const IPXE: [u8; 32] = [0xa1; 32];
+const UKI: [u8; 32] = [0xb2; 32];
+const KERNEL: [u8; 32] = [0xc3; 32];
+const STUB: [[u8; 32]; 2] = [[0xd4; 32], [0xe5; 32]];
+const EXPORTER: [u8; 32] = [0x42; 32];
+const SESSION: [u8; 16] = [0x51; 16];
+
+#[derive(Default)]
+struct Registry {
+    owners: BTreeMap<EkName, Binding>,
+    macs: BTreeMap<String, MachineId>,
+}
+
+impl EkDirectory for Registry {
+    fn owner(&self, ek: &EkName) -> Option<&Binding> {
+        self.owners.get(ek)
+    }
+
+    fn mac_owner(&self, mac: MacAddr) -> Option<MachineId> {
+        self.macs.get(&mac.to_string()).cloned()
+    }
+}
+
+/// Everything of one attempt; tests change one field of it.
+struct World {
+    node: Node,
+    registry: Registry,
+    policy: Policy,
+    roots: EkRoots,
+    time: TimeTrust,
+    catalog: Vec<CatalogEntry>,
+}
+
+fn pcr11() -> String {
+    let value = STUB.iter().fold(vec![0u8; 32], |value, digest| {
+        HashAlg::Sha256.digest(&[&value, digest])
+    });
+    hex::encode(value)
+}
+
+fn entry(kind: Kind, name: &str, version: u64, pe: [u8; 32]) -> CatalogEntry {
+    let uki = kind == Kind::Uki;
+    CatalogEntry {
+        artefact: Artefact {
+            name: name.into(),
+            kind,
+            role: Role::Provision,
+            arch: "x86_64".into(),
+            version,
+            file: format!("{name}.efi"),
+            sha256: hex::encode([version as u8; 32]),
+            size_bytes: 1,
+            pe_sha256: hex::encode(pe),
+            linux_pe_sha256: uki.then(|| hex::encode(KERNEL)),
+            pcr11: uki.then(pcr11),
+            cmdline: None,
+        },
+        floor: 1,
+        withdrawn: false,
+    }
+}
+
+/// iPXE measures the UKI a second time; the stub loads the kernel (docs/OPERATIONS.md).
+fn honest_log() -> Vec<Entry> {
+    log::honest(&[IPXE, UKI, UKI, KERNEL], &STUB)
+}
+
+impl World {
+    /// A bound machine on its good boot.
+    fn new() -> Self {
+        let node = Node::new(LogBuilder::write(&honest_log()));
+        let mut world = Self {
+            node,
+            registry: Registry::default(),
+            policy: Policy::preset(Preset::Standard),
+            roots: EkRoots::default(),
+            time: TimeTrust::None,
+            catalog: vec![
+                entry(Kind::Ipxe, "ipxe", 1, IPXE),
+                entry(Kind::Uki, "attester", 3, UKI),
+            ],
+        };
+        world.bind("m-1");
+        world
+    }
+
+    fn bind(&mut self, machine: &str) {
+        let ek_names: Vec<EkName> = self.node.eks.iter().map(name_of).collect();
+        for name in &ek_names {
+            let binding = Binding {
+                machine: MachineId(machine.into()),
+                may_attest: Ok(()),
+                serial: Some("LAB-0001".into()),
+                disk_serial: Some("DISK-1".into()),
+                port: None,
+                class: "standard".into(),
+                ek_names: ek_names.clone(),
+                counters: Some((7, 2)),
+            };
+            self.registry.owners.insert(name.clone(), binding);
+        }
+    }
+
+    fn binding(&mut self) -> &mut Binding {
+        self.registry.owners.values_mut().next().unwrap()
+    }
+
+    fn boots(&mut self, entries: &[Entry]) {
+        self.node.log = LogBuilder::write(entries);
+    }
+
+    fn run(&self) -> Appraisal {
+        self.run_with(|_| {}, |_, _| {})
+    }
+
+    /// One exchange; the closures edit the messages on their way.
+    fn run_with(
+        &self,
+        hello: impl FnOnce(&mut Hello),
+        evidence: impl FnOnce(&mut Evidence, &WireBinding),
+    ) -> Appraisal {
+        let mut message = self.node.hello();
+        hello(&mut message);
+        let body = serde_json::to_vec(&message).unwrap();
+        let verified = match appraise_hello(&body, &self.hello_context()) {
+            Ok(verified) => verified,
+            Err(refusal) => return Appraisal::Refused(refusal),
+        };
+        let issued = make_challenge(&verified, SESSION, EXPORTER, &mut OsRng).unwrap();
+        let session = Session {
+            hello_body: &body,
+            challenge_body: &issued.body,
+            exporter: EXPORTER,
+        };
+        let mut message = self.node.evidence(&session);
+        let binding = WireBinding::new(&body, &issued.body, EXPORTER);
+        evidence(&mut message, &binding);
+        let body = serde_json::to_vec(&message).unwrap();
+        appraise_evidence(verified, issued, &body, &self.evidence_context())
+    }
+
+    fn hello_context(&self) -> HelloContext<'_> {
+        HelloContext {
+            policy: &self.policy,
+            bindings: &self.registry,
+            ek_roots: &self.roots,
+            time: self.time,
+        }
+    }
+
+    fn evidence_context(&self) -> EvidenceContext<'_> {
+        EvidenceContext {
+            policy: &self.policy,
+            bindings: &self.registry,
+            catalog: &self.catalog,
+        }
+    }
+}
+
+fn name_of(ek: &NodeEk) -> EkName {
+    EkName(ek.public.name().to_hex())
+}
+
+#[track_caller]
+fn admitted(appraisal: Appraisal) -> Verified<Admission> {
+    match appraisal {
+        Appraisal::Admitted(admission) => *admission,
+        Appraisal::Possession(proven) => panic!("only possession: {:?}", proven.would_refuse),
+        Appraisal::Refused(refusal) => panic!("refused: {:#?}", refusal.reasons),
+    }
+}
+
+#[track_caller]
+fn possession(appraisal: Appraisal) -> PossessionProven {
+    match appraisal {
+        Appraisal::Possession(proven) => *proven,
+        other => panic!("expected possession, got {other:?}"),
+    }
+}
+
+/// Asserts the refusal's first code, that the table knows every code, and gives the refusal back.
+#[track_caller]
+fn refused(appraisal: Appraisal, code: &str) -> Refusal {
+    let Appraisal::Refused(refusal) = appraisal else {
+        panic!("expected {code}, got {appraisal:?}");
+    };
+    let known: Vec<&str> = TABLE.iter().flat_map(|row| row.codes).copied().collect();
+    for reason in &refusal.reasons {
+        assert!(
+            known.contains(&&*reason.code),
+            "{} is not in the table",
+            reason.code
+        );
+        assert!(!reason.next.is_empty() && !reason.expected.is_empty());
+    }
+    assert_eq!(refusal.code(), code, "{:#?}", refusal.reasons);
+    *refusal
+}
+
+/// Changes one thing of the world and expects one code.
+#[track_caller]
+fn rejects(code: &str, change: impl FnOnce(&mut World)) -> Refusal {
+    let mut world = World::new();
+    admitted(world.run());
+    change(&mut world);
+    refused(world.run(), code)
+}
+
+/// Changes one thing of the hello.
+#[track_caller]
+fn rejects_hello(code: &str, change: impl FnOnce(&mut Hello)) {
+    let world = World::new();
+    admitted(world.run());
+    let refusal = refused(world.run_with(change, |_, _| {}), code);
+    assert!(!refusal.activated);
+    assert_eq!(
+        refusal.told().0,
+        "not_admitted",
+        "an unproven node learns nothing"
+    );
+}
+
+/// Changes one thing of the evidence.
+#[track_caller]
+fn rejects_evidence(
+    code: &str,
+    change: impl FnOnce(&World, &mut Evidence, &WireBinding),
+) -> Refusal {
+    let world = World::new();
+    admitted(world.run());
+    refused(world.run_with(|_| {}, |e, b| change(&world, e, b)), code)
+}
+
+#[test]
+fn an_honest_machine_is_admitted_and_everything_is_recorded() {
+    let world = World::new();
+    let admission = admitted(world.run());
+    assert_eq!(admission.binding.machine.0, "m-1");
+    assert_eq!(admission.facts.image_sha256, Some(hex::encode([3; 32])));
+    assert_eq!(admission.facts.image_role, Some(Role::Provision));
+    assert_eq!(admission.facts.counters, Some((7, 2)));
+    assert_eq!(admission.facts.assurance, "bare-ek");
+    assert_eq!(admission.devid, world.node.devid);
+    assert!(admission.reported.is_empty(), "{:?}", admission.reported);
+    let rows: Vec<u8> = admission.checks.iter().map(|check| check.row).collect();
+    // Row 1 is judged for both messages.
+    assert_eq!(rows, [1, 2, 3, 4, 5, 6, 1, 7, 8, 9, 10, 11, 12, 13, 14]);
+    let record = admission.record("measured", "c0ffee");
+    assert!(record.admitted);
+    assert_eq!(record.policy_sha256, hex::encode(world.policy.sha256()));
+}
+
+#[test]
+fn every_kind_of_ek_activates() {
+    let mut world = World::new();
+    world.node.eks = vec![
+        NodeEk::rsa(&mut OsRng),
+        NodeEk::p256(&mut OsRng),
+        NodeEk::p384(&mut OsRng),
+    ];
+    world.registry = Registry::default();
+    world.bind("m-2");
+    let admission = admitted(world.run());
+    assert_eq!(admission.facts.ek_names.len(), 3);
+}
+
+#[test]
+fn an_unknown_ek_proves_possession_and_is_no_admission() {
+    let mut world = World::new();
+    world.registry = Registry::default();
+    let proven = possession(world.run());
+    assert!(proven.would_refuse.is_empty(), "{:?}", proven.would_refuse);
+    assert_eq!(proven.facts.ek_names, [name_of(&world.node.eks[0])]);
+    let claim = proven.record(MachineId("m-new".into()), "c0ffee");
+    assert_eq!(claim.serial, "LAB-0001");
+    assert_eq!(claim.report_sha256.len(), 64);
+}
+
+#[test]
+fn a_claim_shows_what_would_refuse_it() {
+    let mut world = World::new();
+    world.registry = Registry::default();
+    world.catalog[1].withdrawn = true;
+    let proven = possession(world.run());
+    let codes: Vec<&str> = proven.would_refuse.iter().map(|r| &*r.code).collect();
+    assert_eq!(codes, ["boot.withdrawn"]);
+}
+
+#[test]
+fn observe_reports_what_would_refuse_and_still_demands_proof() {
+    let mut world = World::new();
+    world.policy = Policy::preset(Preset::Observe);
+    world.catalog[1].withdrawn = true;
+    world.node.serial = "OTHER".into();
+    let admission = admitted(world.run());
+    let codes: Vec<&str> = admission.reported.iter().map(|r| &*r.code).collect();
+    assert_eq!(codes, ["boot.withdrawn", "platform.serial"]);
+    let forged = world.run_with(
+        |_| {},
+        |evidence, _| evidence.activated[0] = Bytes(vec![0; 32]),
+    );
+    refused(forged, "ak.activation");
+}
+
+// Row 1
+
+#[test]
+fn rejects_row_01_bodies_out_of_bounds() {
+    let world = World::new();
+    let body = serde_json::to_vec(&world.node.hello()).unwrap();
+    assert!(appraise_hello(&body, &world.hello_context()).is_ok());
+    for (body, code) in [
+        (vec![], "malformed.size"),
+        (vec![b' '; 65 * 1024], "malformed.size"),
+        (body[1..].to_vec(), "malformed.json"),
+    ] {
+        let refusal = appraise_hello(&body, &world.hello_context()).unwrap_err();
+        assert_eq!(refusal.code(), code);
+        assert!(!refusal.activated);
+    }
+    rejects_hello("malformed.public", |h| h.ak_pub.0.push(0));
+    rejects_hello("malformed.public", |h| h.eks[0].public.0.truncate(60));
+}
+
+#[test]
+fn rejects_row_01_evidence_of_another_session() {
+    let refusal = rejects_evidence("channel.mismatch", |_, e, _| e.session.0[0] ^= 1);
+    assert!(!refusal.activated);
+}
+
+// Row 2
+
+#[test]
+fn rejects_row_02_an_ek_that_follows_no_template() {
+    rejects("ek.template", |w| {
+        w.node.eks[0].public.attributes |= 1 << 18
+    });
+    rejects("ek.template", |w| w.node.eks[0].public.auth_policy.clear());
+    rejects("ek.template", |w| {
+        if let PublicKind::Ecc { y, .. } = &mut w.node.eks[0].public.kind {
+            y[0] ^= 1;
+        }
+    });
+    rejects_hello("ek.template", |h| h.eks.push(h.eks[0].clone()));
+}
+
+// Row 3
+
+#[test]
+fn rejects_row_03_unknown_ambiguous_and_withdrawn() {
+    rejects("ek.unknown", |w| {
+        w.registry = Registry::default();
+        let text = "version = 1\npreset = \"standard\"\n[enrol]\nclaims = false\n";
+        w.policy = Policy::parse(text).unwrap();
+    });
+    rejects("ek.ambiguous", |w| {
+        w.node.eks.push(NodeEk::p384(&mut OsRng));
+        w.registry = Registry::default();
+        w.bind("m-1");
+        let second = name_of(&w.node.eks[1]);
+        w.registry.owners.get_mut(&second).unwrap().machine = MachineId("m-2".into());
+    });
+    rejects("machine.state", |w| {
+        w.binding().may_attest = Err(Reason::new(
+            "machine.state",
+            "a machine that may attest",
+            "withdrawn",
+            "the ledger",
+            "ask the owner",
+        ));
+    });
+}
+
+// Row 5 and 6
+
+#[test]
+fn rejects_row_05_an_unrestricted_or_foreign_ak() {
+    rejects("ak.template", |w| w.node.ak_public.attributes &= !(1 << 16));
+    rejects("ak.template", |w| w.node.ak_public.attributes &= !(1 << 1));
+    rejects("ak.template", |w| {
+        w.node.ak_public.auth_policy = vec![0; 32]
+    });
+}
+
+#[test]
+fn rejects_row_06_devid_and_srk_of_other_templates() {
+    rejects("devid.template", |w| w.node.devid.attributes &= !(1 << 1));
+    rejects("devid.template", |w| w.node.devid.attributes |= 1 << 16);
+    rejects("devid.parent", |w| w.node.srk.attributes &= !(1 << 10));
+    rejects("devid.parent", |w| w.node.srk.auth_policy = vec![0; 32]);
+}
+
+// Row 7
+
+#[test]
+fn rejects_row_07_secrets_of_another_tpm_ak_or_channel() {
+    rejects_evidence("ak.activation", |_, e, _| e.activated[0].0[0] ^= 1);
+    rejects_evidence("ak.activation", |_, e, _| {
+        e.activated.push(e.activated[0].clone())
+    });
+    // The EK's TPM holds no object with that Name: the AK shown is another TPM's.
+    let world = World::new();
+    let other = World::new();
+    let mut node = World::new();
+    node.node.ak_public = other.node.ak_public.clone();
+    node.registry = Registry::default();
+    let mixed = node.run_with(
+        |_| {},
+        |evidence, _| {
+            evidence.activated[0] = Bytes(HashAlg::Sha256.hmac(&[0; 32], &[b"guess"]));
+        },
+    );
+    refused(mixed, "ak.activation");
+    admitted(world.run());
+}
+
+#[test]
+fn rejects_row_07_evidence_relayed_over_another_connection() {
+    let world = World::new();
+    let body = serde_json::to_vec(&world.node.hello()).unwrap();
+    for (exporter, passes) in [(EXPORTER, true), ([0x43; 32], false)] {
+        let verified = appraise_hello(&body, &world.hello_context()).unwrap();
+        let issued = make_challenge(&verified, SESSION, EXPORTER, &mut OsRng).unwrap();
+        let evidence = world.node.evidence(&Session {
+            hello_body: &body,
+            challenge_body: &issued.body,
+            exporter,
+        });
+        let evidence = serde_json::to_vec(&evidence).unwrap();
+        let appraisal = appraise_evidence(verified, issued, &evidence, &world.evidence_context());
+        if passes {
+            admitted(appraisal);
+        } else {
+            refused(appraisal, "ak.activation");
+        }
+    }
+}
+
+#[test]
+fn rejects_row_07_evidence_of_an_earlier_session() {
+    let world = World::new();
+    let body = serde_json::to_vec(&world.node.hello()).unwrap();
+    let hello = || appraise_hello(&body, &world.hello_context()).unwrap();
+    let first = make_challenge(&hello(), SESSION, EXPORTER, &mut OsRng).unwrap();
+    let old = world.node.evidence(&Session {
+        hello_body: &body,
+        challenge_body: &first.body,
+        exporter: EXPORTER,
+    });
+    let old = serde_json::to_vec(&old).unwrap();
+    admitted(appraise_evidence(
+        hello(),
+        first,
+        &old,
+        &world.evidence_context(),
+    ));
+    let second = make_challenge(&hello(), SESSION, EXPORTER, &mut OsRng).unwrap();
+    let replayed = appraise_evidence(hello(), second, &old, &world.evidence_context());
+    refused(replayed, "ak.activation");
+}
+
+// Row 8
+
+#[test]
+fn rejects_row_08_certifications_of_something_else() {
+    let certify =
+        |w: &World, qualifying: &[u8], body| w.node.sign(&w.node.attest(qualifying, body));
+    rejects_evidence("devid.certify", |_, e, b| {
+        let other = World::new();
+        e.devid_certify = certify(&other, &b.digest("devid"), other.node.certify_body());
+    });
+    rejects_evidence("devid.certify", |w, e, b| {
+        e.devid_certify = certify(w, &b.digest("quote"), w.node.certify_body());
+    });
+    rejects_evidence("devid.certify", |w, e, _| {
+        e.devid_certify = certify(w, &[], w.node.certify_body());
+    });
+    rejects_evidence("devid.certify", |w, e, b| {
+        let AttestBody::Certify { qualified_name, .. } = w.node.certify_body() else {
+            unreachable!("certify_body certifies");
+        };
+        let name = World::new().node.devid.name().as_bytes().to_vec();
+        e.devid_certify = certify(
+            w,
+            &b.digest("devid"),
+            AttestBody::Certify {
+                name,
+                qualified_name,
+            },
+        );
+    });
+    rejects_evidence("devid.parent", |w, e, b| {
+        let name = w.node.devid.name().as_bytes().to_vec();
+        let qualified_name = vec![0; 34];
+        e.devid_certify = certify(
+            w,
+            &b.digest("devid"),
+            AttestBody::Certify {
+                name,
+                qualified_name,
+            },
+        );
+    });
+    rejects_evidence("devid.certify", |_, e, _| e.devid_certify = e.quote.clone());
+    rejects_evidence("devid.certify", |_, e, _| e.devid_certify.attest.0[0] ^= 1);
+    rejects_evidence("devid.certify", |_, e, _| e.devid_certify.sig.0[10] ^= 1);
+}
+
+// Row 9
+
+/// Signs an edited quote with the genuine AK: the TPM itself would have to misbehave.
+fn requoted(w: &World, e: &mut Evidence, b: &WireBinding, edit: impl FnOnce(&mut Attest)) {
+    let (mut attest, _) = w
+        .node
+        .quote(&b.digest("quote"), &QUOTED_PCRS, &[b.digest("boot")]);
+    edit(&mut attest);
+    e.quote = w.node.sign(&attest);
+}
+
+#[test]
+fn rejects_row_09_nonces_that_are_not_of_this_session() {
+    for nonce in [vec![], vec![0; 32], vec![0xff; 32], vec![7; 64]] {
+        rejects_evidence("quote.nonce", |w, e, b| {
+            requoted(w, e, b, |attest| attest.extra_data = nonce);
+        });
+    }
+    rejects_evidence("quote.nonce", |w, e, b| {
+        requoted(w, e, b, |attest| attest.extra_data.extend([0; 32]));
+    });
+    rejects_evidence("quote.nonce", |w, e, b| {
+        requoted(w, e, b, |attest| {
+            attest.extra_data = b.digest("devid").to_vec()
+        });
+    });
+}
+
+#[test]
+fn rejects_row_09_an_ak_of_the_owner_hierarchy() {
+    let refusal = rejects("quote.signer", |w| w.node.ak_hierarchy = RH_OWNER);
+    assert_eq!(refusal.reasons.len(), 1);
+    assert!(refusal.activated);
+    assert_eq!(refusal.told().0, "quote.signer");
+    assert!(refusal.told().1.len() <= 78);
+}
+
+#[test]
+fn rejects_row_09_other_signers_types_and_magic() {
+    rejects_evidence("quote.signer", |w, e, b| {
+        let owner = qualified_name_of_primary(RH_OWNER, &w.node.ak_public);
+        requoted(w, e, b, |a| a.qualified_signer = owner.as_bytes().to_vec());
+    });
+    rejects_evidence("quote.signature", |_, e, _| {
+        let len = e.quote.attest.0.len();
+        e.quote.attest.0[len - 1] ^= 1;
+    });
+    rejects_evidence("quote.signature", |_, e, b| {
+        let other = World::new();
+        requoted(&other, e, b, |_| {});
+    });
+    rejects_evidence("quote.magic", |_, e, _| e.quote.attest.0[0] = 0);
+    rejects_evidence("quote.malformed", |_, e, _| e.quote.attest.0.push(0));
+    rejects_evidence("quote.type", |_, e, _| e.quote = e.devid_certify.clone());
+}
+
+#[test]
+fn rejects_row_09_other_banks_and_selections() {
+    rejects_evidence("quote.bank", |w, e, b| {
+        requoted(w, e, b, |attest| {
+            select(attest, vec![PcrSelection::of(4, &QUOTED_PCRS)])
+        });
+    });
+    rejects_evidence("quote.bank", |w, e, b| {
+        let both = [4, 0x000b].map(|bank| PcrSelection::of(bank, &QUOTED_PCRS));
+        requoted(w, e, b, |attest| select(attest, both.to_vec()));
+    });
+    for left_out in [7, 11, 15] {
+        rejects_evidence("quote.selection", |w, e, b| {
+            let pcrs: Vec<u8> = QUOTED_PCRS.into_iter().filter(|p| *p != left_out).collect();
+            let (attest, values) = w.node.quote(&b.digest("quote"), &pcrs, &[b.digest("boot")]);
+            e.quote = w.node.sign(&attest);
+            e.pcr_values = values;
+        });
+    }
+}
+
+fn select(attest: &mut Attest, selection: Vec<PcrSelection>) {
+    if let AttestBody::Quote { pcr_select, .. } = &mut attest.body {
+        *pcr_select = selection;
+    }
+}
+
+#[test]
+fn rejects_row_09_values_that_the_digest_does_not_cover() {
+    for at in 0..QUOTED_PCRS.len() {
+        rejects_evidence("quote.digest", |_, e, _| e.pcr_values[at].digest.0[0] ^= 1);
+    }
+}
+
+// Row 10
+
+#[test]
+fn rejects_row_10_logs_that_cannot_be_read() {
+    rejects_evidence("eventlog.empty", |_, e, _| e.event_log.0.clear());
+    rejects_evidence("eventlog.malformed", |_, e, _| {
+        let len = e.event_log.0.len();
+        e.event_log.0.truncate(len - 1);
+    });
+    rejects_evidence("eventlog.bank", |_, e, _| {
+        e.event_log.0 = log::event1(0, log::EV_S_CRTM_VERSION, &[1; 20], b"x");
+    });
+    rejects_evidence("malformed.field", |_, e, _| {
+        e.event_log.0 = vec![0; 300 * 1024]
+    });
+}
+
+#[test]
+fn rejects_row_10_every_dropped_added_or_swapped_event() {
+    let honest = honest_log();
+    let with = |entries: &[Entry]| {
+        let bytes = LogBuilder::write(entries).bytes;
+        rejects_evidence("eventlog.replay", |_, e, _| e.event_log.0 = bytes);
+    };
+    for at in 0..honest.len() {
+        let mut dropped = honest.clone();
+        dropped.remove(at);
+        with(&dropped);
+    }
+    let mut added = honest.clone();
+    added.push(Entry::of(4, log::EV_APPLICATION, [9; 32], &[]));
+    with(&added);
+    let mut swapped = honest.clone();
+    let uki = swapped
+        .iter()
+        .position(|entry| entry.digest == UKI)
+        .unwrap();
+    swapped[uki].digest = IPXE;
+    with(&swapped);
+    let mut hidden = honest;
+    hidden[uki].kind = log::EV_NO_ACTION;
+    with(&hidden);
+}
+
+#[test]
+fn rejects_row_10_an_extend_that_no_log_shows() {
+    for pcr in QUOTED_PCRS.into_iter().filter(|pcr| *pcr != 15) {
+        rejects("eventlog.replay", |w| w.node.unlogged.push((pcr, [1; 32])));
+    }
+    rejects("eventlog.pcr15", |w| w.node.unlogged.push((15, [1; 32])));
+}
+
+#[test]
+fn rejects_row_10_a_pcr_15_of_another_session() {
+    rejects_evidence("eventlog.pcr15", |_, e, _| e.pcr15_extends[0].0[0] ^= 1);
+    rejects_evidence("eventlog.pcr15", |_, e, _| {
+        let last = e.pcr15_extends[0].clone();
+        e.pcr15_extends = vec![Bytes(vec![1; 32]), last];
+    });
+    let mut world = World::new();
+    world.node.pcr15 = vec![[1; 32], [2; 32]];
+    admitted(world.run());
+}
+
+#[test]
+fn startup_locality_seeds_pcr_0_and_other_no_action_events_do_not() {
+    let locality = |data: &[u8]| Entry::of(0, log::EV_NO_ACTION, [0; 32], data);
+    let mut world = World::new();
+    let mut entries = honest_log();
+    entries.insert(0, locality(b"StartupLocality\0\x03"));
+    world.boots(&entries);
+    // The software TPM starts at locality 0, so a claimed 3 must not match.
+    refused(world.run(), "eventlog.replay");
+    for data in [
+        &b"StartupLocality\0\x00"[..],
+        b"StartupLocality\0\x03\x00",
+        b"SP800-155 Event\0\x03",
+    ] {
+        entries[0] = locality(data);
+        world.boots(&entries);
+        admitted(world.run());
+    }
+}
+
+// Row 11
+
+#[track_caller]
+fn rejects_boot(code: &str, change: impl FnOnce(&mut Vec<Entry>)) -> Refusal {
+    rejects(code, |w| {
+        let mut entries = honest_log();
+        change(&mut entries);
+        w.boots(&entries);
+    })
+}
+
+fn position(entries: &[Entry], pcr: u8, kind: u32) -> usize {
+    let found = entries.iter().position(|e| e.pcr == pcr && e.kind == kind);
+    found.unwrap()
+}
+
+#[test]
+fn rejects_row_11_secure_boot_off_however_it_is_dressed() {
+    let off = log::variable(log::GLOBAL, "SecureBoot", &[0]);
+    let on = log::variable(log::GLOBAL, "SecureBoot", &[1]);
+    rejects_boot("boot.secure_boot", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        log[at] = Entry::measured(7, log::EV_VARIABLE, &off);
+    });
+    rejects_boot("boot.secure_boot", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        log.remove(at);
+    });
+    // Measured only after the separator, by the operating system.
+    rejects_boot("boot.secure_boot", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        log.remove(at);
+        log.push(Entry::measured(7, log::EV_VARIABLE, &on));
+    });
+    // The type of the true event is changed and a false one appended.
+    rejects_boot("boot.secure_boot", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        log[at] = Entry::measured(7, 2, &off);
+        log.insert(at + 1, Entry::measured(7, log::EV_VARIABLE, &on));
+    });
+    // The true event is wrapped as the content of an authority.
+    rejects_boot("boot.secure_boot", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        let wrapped = log::variable(log::SECURITY_DATABASE, "db", &off);
+        log[at] = Entry::of(7, log::EV_AUTHORITY, log::sha256(&off), &wrapped);
+        log.insert(at + 1, Entry::measured(7, log::EV_VARIABLE, &on));
+    });
+    // Its data is replaced: the digest no longer fits and the event is not understood.
+    let refusal = rejects_boot("boot.variable", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        log[at] = Entry::of(7, log::EV_VARIABLE, log::sha256(&off), &on);
+    });
+    assert!(refusal.reasons.iter().any(|r| r.code == "boot.secure_boot"));
+}
+
+#[test]
+fn rejects_row_11_debug_dma_and_separators() {
+    rejects_boot("boot.debug", |log| {
+        log.insert(1, Entry::measured(7, log::EV_ACTION, b"UEFI Debug Mode"));
+    });
+    rejects_boot("boot.dma", |log| {
+        log.insert(
+            1,
+            Entry::measured(7, log::EV_ACTION, b"DMA Protection Disabled"),
+        );
+    });
+    // The type does not matter.
+    rejects_boot("boot.debug", |log| {
+        log.insert(1, Entry::measured(7, 0, b"UEFI Debug Mode\0"));
+    });
+    rejects_boot("boot.separator", |log| {
+        let at = position(log, 4, log::EV_SEPARATOR);
+        log.remove(at);
+    });
+    rejects_boot("boot.separator", |log| {
+        let at = position(log, 0, log::EV_SEPARATOR);
+        log.insert(at, Entry::measured(0, log::EV_SEPARATOR, &[0; 4]));
+    });
+    rejects_boot("boot.separator", |log| {
+        let at = position(log, 2, log::EV_SEPARATOR);
+        log[at] = Entry::measured(2, log::EV_SEPARATOR, &1u32.to_le_bytes());
+    });
+}
+
+#[test]
+fn rejects_row_11_images_outside_the_catalogue() {
+    rejects_boot("boot.image", |log| {
+        log.push(Entry::of(4, log::EV_APPLICATION, [9; 32], &[0; 32]));
+    });
+    // Named as something harmless.
+    rejects_boot("boot.image", |log| {
+        log.push(Entry::of(
+            4,
+            log::EV_ACTION,
+            [9; 32],
+            b"Calling EFI Application",
+        ));
+    });
+    let refusal = rejects("boot.image", |w| w.catalog.clear());
+    assert!(refusal.reasons.iter().any(|r| r.code == "boot.uki"));
+    rejects_boot("boot.uki", |log| log.retain(|e| e.digest != UKI));
+    rejects("boot.uki", |w| {
+        w.catalog.push(entry(Kind::Uki, "attester", 4, [0xb4; 32]));
+        w.boots(&log::honest(&[IPXE, UKI, [0xb4; 32]], &STUB));
+    });
+    rejects("boot.image", |w| {
+        let mut other = entry(Kind::Uki, "attester", 4, [0xb4; 32]);
+        other.artefact.linux_pe_sha256 = Some(hex::encode([0xc4; 32]));
+        w.catalog.push(other);
+        w.boots(&log::honest(&[IPXE, UKI, [0xc4; 32]], &STUB));
+    });
+}
+
+#[test]
+fn rejects_row_11_images_below_the_floor_or_withdrawn() {
+    rejects("boot.floor", |w| w.catalog[1].floor = 4);
+    rejects("boot.withdrawn", |w| w.catalog[1].withdrawn = true);
+    rejects("boot.floor", |w| w.catalog[0].floor = 2);
+}
+
+#[test]
+fn rejects_row_11_what_the_stub_would_not_have_measured() {
+    rejects_boot("boot.pcr11", |log| {
+        log.push(Entry::of(11, log::EV_IPL, [1; 32], b"phase"));
+    });
+    rejects_boot("boot.cmdline", |log| {
+        log.push(Entry::measured(
+            12,
+            log::EV_IPL,
+            &log::utf16("init=/bin/sh\0"),
+        ));
+    });
+    rejects_boot("boot.pcr13", |log| {
+        log.push(Entry::of(13, log::EV_IPL, [1; 32], b"sysext"));
+    });
+}
+
+#[test]
+fn rejects_row_11_foreign_authorities_and_option_roms_by_policy() {
+    let policy = |text: &str| {
+        Policy::parse(&format!(
+            "version = 1\npreset = \"standard\"\n[boot]\n{text}\n"
+        ))
+        .unwrap()
+    };
+    let list = |digest: [u8; 32]| format!("authority_sha256 = [\"{}\"]", hex::encode(digest));
+    let mut world = World::new();
+    world.policy = policy(&list(log::sha256(b"site certificate")));
+    admitted(world.run());
+    world.policy = policy(&list([1; 32]));
+    refused(world.run(), "boot.authority");
+    world.policy = policy("option_roms = \"listed\"");
+    refused(world.run(), "boot.option_rom");
+    world.policy = policy(&format!(
+        "option_roms = \"listed\"\noption_rom_sha256 = [\"{}\"]",
+        hex::encode([0x22; 32])
+    ));
+    admitted(world.run());
+}
+
+// Rows 12 to 14
+
+#[test]
+fn rejects_row_12_another_board_address_or_disk() {
+    rejects("platform.serial", |w| w.node.serial = "LAB-0002".into());
+    rejects("platform.mac", |w| {
+        let mac = w.node.nics[0].mac.clone();
+        w.registry.macs.insert(mac, MachineId("m-2".into()));
+    });
+    rejects("disk.missing", |w| w.node.disks[0].serial = "DISK-2".into());
+    rejects("disk.ambiguous", |w| {
+        let disk = w.node.disks[0].clone();
+        w.node.disks.push(disk);
+    });
+}
+
+mod port {
+    use super::*;
+    use attest_wire::v1::LldpReport;
+    use netstack::MacAddr;
+    use netstack::lldp::{Frame, Id, Lldpdu};
+
+    fn report(chassis: &str, port: &str, age_ms: u64) -> LldpReport {
+        let pdu = Lldpdu::new(Id::local(chassis), Id::interface(port), 120);
+        let frame = Frame::announce(MacAddr([2, 0, 0, 0, 0, 1]), pdu).encode();
+        LldpReport {
+            frame: frame.into(),
+            age_ms,
+            nic: "eth0".into(),
+        }
+    }
+
+    fn enforced(w: &mut World) {
+        let text = "version = 1\npreset = \"standard\"\n[checks]\nport = \"enforce\"\n";
+        w.policy = Policy::parse(text).unwrap();
+        w.binding().port = Some("sw1/Ethernet1/1".into());
+    }
+
+    #[test]
+    fn rejects_row_13_other_stale_unseen_and_doubled_ports() {
+        let mut world = World::new();
+        enforced(&mut world);
+        world.node.lldp = vec![report("sw1", "Eth1/1", 1000)];
+        let admission = admitted(world.run());
+        assert_eq!(admission.facts.port.as_deref(), Some("sw1/Eth1/1"));
+        for (frames, code) in [
+            (vec![], "port.unseen"),
+            (vec![report("sw1", "Eth1/1", 120_001)], "port.stale"),
+            (vec![report("sw1", "Eth1/2", 1000)], "port.mismatch"),
+            (vec![report("sw2", "Eth1/1", 1000)], "port.mismatch"),
+            (
+                vec![report("sw1", "Eth1/1", 1000), report("sw9", "Eth9", 10)],
+                "port.ambiguous",
+            ),
+        ] {
+            world.node.lldp = frames;
+            refused(world.run(), code);
+        }
+    }
+
+    #[test]
+    fn row_13_is_only_reported_by_default() {
+        let mut world = World::new();
+        world.binding().port = Some("sw1/Ethernet1/1".into());
+        let admission = admitted(world.run());
+        assert_eq!(admission.reported[0].code, "port.unseen");
+    }
+}
+
+#[test]
+fn rejects_row_14_counters_that_fall() {
+    let strict = |w: &mut World| {
+        let text = "version = 1\npreset = \"standard\"\n[checks]\nfreshness = \"enforce\"\n";
+        w.policy = Policy::parse(text).unwrap();
+    };
+    for (reset, restart, code) in [
+        (6, 9, Some("freshness.cleared")),
+        (7, 1, Some("freshness.restart")),
+        (7, 2, None),
+        (8, 0, None),
+    ] {
+        let mut world = World::new();
+        strict(&mut world);
+        world.node.clock.reset_count = reset;
+        world.node.clock.restart_count = restart;
+        match code {
+            Some(code) => drop(refused(world.run(), code)),
+            None => drop(admitted(world.run())),
+        }
+    }
+}
+
+#[test]
+fn clock_and_safe_are_not_demanded() {
+    let mut world = World::new();
+    world.node.clock.clock = 0;
+    world.node.clock.safe = false;
+    admitted(world.run());
+}
+
+#[test]
+fn the_challenge_asks_for_every_ek_that_counts() {
+    let mut world = World::new();
+    world.node.eks.push(NodeEk::p384(&mut OsRng));
+    let body = serde_json::to_vec(&world.node.hello()).unwrap();
+    let verified = appraise_hello(&body, &world.hello_context()).unwrap();
+    let issued = make_challenge(&verified, SESSION, EXPORTER, &mut OsRng).unwrap();
+    let challenge: Challenge = decode_challenge(&issued.body).unwrap();
+    // The second EK is bound to nothing and has no certificate: it is not asked for.
+    let asked: Vec<u8> = challenge.credentials.iter().map(|c| c.ek).collect();
+    assert_eq!(asked, [0]);
+    assert_eq!(challenge.pcr_selection, QUOTED_PCRS);
+    assert_eq!(challenge.session.0, SESSION);
+    let admission = admitted(world.run());
+    assert_eq!(admission.facts.ek_names, [name_of(&world.node.eks[0])]);
+}
+
+#[test]
+fn template_names_are_told_in_reasons() {
+    let refusal = rejects("ek.template", |w| w.node.eks[0].public.attributes |= 1);
+    assert!(
+        refusal.reasons[0]
+            .expected
+            .contains(Template::EkP256L.name())
+    );
+}

@@ -1,0 +1,343 @@
+//! Faults that other servers had in the field, each as its own test: the packet of the report, and
+//! what must happen here. Named `project_issue_what`.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use netstack::dhcp::{
+    BootAnswer, BootFile, ClientInfo, Config, Destination, Ingress, Message, Outcome, Pool,
+    Refused, Scope, Server, Subnet,
+};
+use netstack::tftp::{self, ErrorCode, ErrorReply, Limits, Packet, RollOver, Transfer};
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const NEXT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 7);
+
+struct Loader;
+
+impl BootAnswer for Loader {
+    fn boot(&self, client: &ClientInfo) -> BootFile {
+        match client {
+            _ if client.is_ipxe => BootFile::Url("http://10.77.0.7/boot.ipxe".into()),
+            _ if client.arch == Some(0) => BootFile::File {
+                next_server: NEXT,
+                name: "undionly.kpxe".into(),
+            },
+            _ => BootFile::File {
+                next_server: NEXT,
+                name: "ipxe.efi".into(),
+            },
+        }
+    }
+}
+
+fn server() -> Server {
+    let subnet = Subnet::new(Ipv4Addr::new(10, 77, 0, 0), 24).expect("a prefix");
+    let pool = Pool {
+        start: Ipv4Addr::new(10, 77, 0, 100),
+        end: Ipv4Addr::new(10, 77, 0, 120),
+    };
+    Server::new(Config::single(Scope::new(subnet, pool, 3600)))
+}
+
+fn handle(server: &mut Server, packet: &[u8]) -> Outcome {
+    let source = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 68);
+    let ingress = Ingress {
+        server_addr: SERVER,
+        source,
+        iface: "prov0".into(),
+    };
+    server.handle(0, packet, &ingress, &Loader)
+}
+
+fn answer(packet: &[u8]) -> Message {
+    let outcome = handle(&mut server(), packet);
+    let reply = outcome
+        .reply
+        .unwrap_or_else(|| panic!("no reply: {:?}", outcome.refused));
+    assert!(reply.payload.len() >= 300);
+    Message::parse(&reply.payload).expect("our own reply")
+}
+
+/// A request of 52:54:00:00:00:01 with these options; `giaddr` zero for none.
+fn packet(message_type: u8, giaddr: [u8; 4], options: &[(u8, &[u8])]) -> Vec<u8> {
+    let mut bytes = vec![0; 240];
+    bytes[..3].copy_from_slice(&[1, 1, 6]);
+    bytes[24..28].copy_from_slice(&giaddr);
+    bytes[28..34].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 1]);
+    bytes[236..].copy_from_slice(&[99, 130, 83, 99]);
+    bytes.extend_from_slice(&[53, 1, message_type]);
+    for (code, value) in options {
+        bytes.extend_from_slice(&[*code, value.len() as u8]);
+        bytes.extend_from_slice(value);
+    }
+    bytes.push(255);
+    bytes
+}
+
+fn discover(options: &[(u8, &[u8])]) -> Vec<u8> {
+    packet(1, [0; 4], options)
+}
+
+const UEFI: &[(u8, &[u8])] = &[
+    (93, &[0, 7]),
+    (60, b"PXEClient:Arch:00007:UNDI:003016"),
+    (55, &[1, 3, 43, 60, 66, 67]),
+];
+
+#[test]
+fn fog_188_and_edk2_8149_pxeclient_has_discovery_control() {
+    let offer = answer(&discover(UEFI));
+    assert_eq!(offer.options.get(60), Some(&b"PXEClient"[..]));
+    assert_eq!(offer.options.get(43), Some(&[6, 1, 8, 255][..]));
+}
+
+#[test]
+fn edk2_6944_address_and_boot_data_are_in_one_offer() {
+    let offer = answer(&discover(UEFI));
+    assert_eq!(offer.yiaddr, Ipv4Addr::new(10, 77, 0, 100));
+    assert_eq!(offer.file, b"ipxe.efi");
+}
+
+#[test]
+fn openwrt_14660_siaddr_names_the_boot_server() {
+    assert_eq!(answer(&discover(UEFI)).siaddr, NEXT);
+}
+
+#[test]
+fn netboot_xyz_1198_and_bootimus_117_option_67_ends_in_nul_and_may_be_left_out() {
+    assert_eq!(
+        answer(&discover(UEFI)).options.get(67),
+        Some(&b"ipxe.efi\0"[..])
+    );
+    let without = answer(&discover(&[
+        (93, &[0, 7]),
+        (60, b"PXEClient"),
+        (55, &[1, 3]),
+    ]));
+    assert_eq!(
+        (without.options.get(67), without.file.as_slice()),
+        (None, &b"ipxe.efi"[..])
+    );
+}
+
+#[test]
+fn wicked_376_and_opnsense_7744_replies_are_padded_and_short_requests_taken() {
+    let request = discover(&[]);
+    assert!(request.len() < 292);
+    let outcome = handle(&mut server(), &request);
+    assert_eq!(outcome.reply.expect("an offer").payload.len(), 300);
+}
+
+#[test]
+fn pybootd_16_bare_bootp_request() {
+    let mut request = discover(&[]);
+    request.truncate(240);
+    request.push(255);
+    request.resize(300, 0);
+    let outcome = handle(&mut server(), &request);
+    assert!(matches!(outcome.refused, Some(Refused::Bootp { .. })));
+}
+
+#[test]
+fn staticdhcpd_69_option_82_is_in_every_reply_the_nak_too() {
+    let circuit: (u8, &[u8]) = (82, &[1, 2, b'e', b'7']);
+    let relay = [10, 77, 0, 254];
+    for request in [
+        packet(1, relay, &[circuit]),
+        packet(3, relay, &[circuit, (50, &[192, 168, 9, 9])]),
+        packet(
+            3,
+            relay,
+            &[circuit, (50, &[10, 77, 0, 100]), (54, &SERVER.octets())],
+        ),
+    ] {
+        let outcome = handle(&mut server(), &request);
+        let reply = outcome.reply.expect("a reply");
+        let message = Message::parse(&reply.payload).expect("our own reply");
+        assert_eq!(message.options.get(82), Some(circuit.1));
+        assert_eq!(
+            reply.to,
+            Destination::Relay(SocketAddrV4::new(relay.into(), 67))
+        );
+    }
+}
+
+#[test]
+fn fbnetboot_427_and_ironic_446_raw_user_class() {
+    let read = |value: &[u8]| ClientInfo::parse(&discover(&[(77, value)])).expect("a request");
+    assert_eq!(read(b"linuxboot").user_class, [b"linuxboot".to_vec()]);
+    assert!(read(b"linuxboot").notes.is_empty());
+    for value in [&b"iPXE"[..], b"\x04iPXE"] {
+        assert!(read(value).is_ipxe);
+    }
+    let ipxe: &[(u8, &[u8])] = &[
+        (77, b"iPXE"),
+        (57, &[5, 0xc0]),
+        (93, &[0, 7]),
+        (94, &[1, 3, 10]),
+    ];
+    assert_eq!(
+        answer(&discover(ipxe)).options.get(67),
+        Some(&b"http://10.77.0.7/boot.ipxe"[..])
+    );
+}
+
+#[test]
+fn ipxe_1527_and_xcat_7645_ipxe_never_gets_itself_again() {
+    for mark in [(77, &b"iPXE"[..]), (175, &[0xb1, 1, 1])] {
+        let chained = discover(&[
+            (60, b"PXEClient:Arch:00007:UNDI:003010"),
+            (93, &[0, 7]),
+            mark,
+        ]);
+        let offer = answer(&chained);
+        assert_eq!(offer.file, b"http://10.77.0.7/boot.ipxe");
+        assert_eq!(offer.options.get(60), None);
+    }
+}
+
+#[test]
+fn pypxe_167_architecture_is_of_the_packet_at_hand() {
+    let mut server = server();
+    let bios = handle(&mut server, &discover(&[(93, &[0, 0])]))
+        .reply
+        .expect("an offer");
+    assert_eq!(
+        Message::parse(&bios.payload).expect("ours").file,
+        b"undionly.kpxe"
+    );
+    let request = packet(
+        3,
+        [0; 4],
+        &[
+            (50, &[10, 77, 0, 100]),
+            (54, &SERVER.octets()),
+            (93, &[0, 7]),
+        ],
+    );
+    let uefi = handle(&mut server, &request).reply.expect("an ack");
+    assert_eq!(
+        Message::parse(&uefi.payload).expect("ours").file,
+        b"ipxe.efi"
+    );
+}
+
+#[test]
+fn raspberrypi_859_the_same_uuid_twice_is_two_machines() {
+    let uuid = [[0u8].as_slice(), &[0x44; 16]].concat();
+    let mut server = server();
+    let mut second = discover(&[(97, &uuid)]);
+    let first = handle(&mut server, &second).reply.expect("an offer");
+    second[33] = 2;
+    let second = handle(&mut server, &second).reply.expect("an offer");
+    let addr = |payload: &[u8]| Message::parse(payload).expect("ours").yiaddr;
+    assert_ne!(addr(&first.payload), addr(&second.payload));
+}
+
+#[test]
+fn simple_dhcp_26_and_insomniacslk_395_bad_options_cost_themselves() {
+    let mut request = discover(&[(12, &[0xff, 0xfe, 0x80]), (51, &[1])]);
+    request.pop();
+    request.extend_from_slice(&[15, 99, b'x']);
+    let outcome = handle(&mut server(), &request);
+    assert!(outcome.reply.is_some());
+    assert!(outcome.client.expect("read").notes.len() >= 2);
+    for len in 0..request.len() {
+        let _ = handle(&mut server(), &request[..len]);
+    }
+}
+
+#[test]
+fn snort_457_options_inside_sname_and_file() {
+    for (value, found) in [
+        (1u8, "from-file"),
+        (2, "from-sname"),
+        (3, "from-filefrom-sname"),
+    ] {
+        let mut request = discover(&[(52, &[value])]);
+        let mut put = |at: usize, text: &str| {
+            request[at..at + 2].copy_from_slice(&[12, text.len() as u8]);
+            request[at + 2..at + 2 + text.len()].copy_from_slice(text.as_bytes());
+            request[at + 2 + text.len()] = 255;
+        };
+        put(44, "from-sname");
+        put(108, "from-file");
+        let client = ClientInfo::parse(&request).expect("a request");
+        assert_eq!(client.host_name.as_deref(), Some(found.as_bytes()));
+    }
+    let invalid = ClientInfo::parse(&discover(&[(52, &[9])])).expect("served nevertheless");
+    assert_eq!(invalid.notes.len(), 1);
+}
+
+fn rrq(options: &[u8]) -> tftp::Request {
+    let bytes = [b"\0\x01f\0octet\0", options].concat();
+    match Packet::parse(&bytes) {
+        Ok(Packet::ReadRequest(request)) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// First packet for a file of 3000 octets.
+fn first(options: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut transfer = Transfer::new(0, &rrq(options), 3000, Limits::default());
+    assert!(transfer.poll_transmit(0, &[0; 3000], &mut out));
+    out
+}
+
+#[test]
+fn tftp_85_blocks_stay_512_unless_asked() {
+    assert_eq!(first(b"").len(), 4 + 512);
+}
+
+#[test]
+fn tx_tftp_3_tsize_is_the_true_size() {
+    assert_eq!(first(b"tsize\x000\0"), b"\0\x06tsize\x003000\0");
+}
+
+#[test]
+fn edk2_7264_windowsize_is_supported() {
+    let oack = first(b"blksize\x001468\0windowsize\x004\0tsize\x000\0");
+    assert_eq!(
+        oack,
+        b"\0\x06blksize\x001468\0windowsize\x004\0tsize\x003000\0"
+    );
+}
+
+#[test]
+fn tftp_125_error_8_after_the_oack_is_no_failure() {
+    let mut transfer = Transfer::new(0, &rrq(b"tsize\x000\0"), 3000, Limits::default());
+    transfer.poll_transmit(0, &[0; 3000], &mut Vec::new());
+    transfer.handle(
+        1,
+        &ErrorReply::new(ErrorCode::OptionNegotiation, "").encode(),
+    );
+    assert_eq!(transfer.outcome(), Some(&tftp::Outcome::Probed));
+}
+
+#[test]
+fn pybootd_21_and_tftp_net_6_block_numbers_past_32767_and_65535() {
+    for (roll_over, after_65535) in [(RollOver::Zero, 0u16), (RollOver::One, 1)] {
+        let file = vec![0; 8 * 65_537];
+        let limits = Limits {
+            roll_over,
+            ..Limits::default()
+        };
+        let mut transfer = Transfer::new(0, &rrq(b"blksize\x008\0"), file.len() as u64, limits);
+        let (mut out, mut numbers) = (Vec::new(), Vec::new());
+        while transfer.outcome().is_none() && transfer.poll_transmit(0, &file, &mut out) {
+            let block = match Packet::parse(&out) {
+                Ok(Packet::Data { block, .. }) => block,
+                _ => 0,
+            };
+            if block != 0 || transfer.stats().blocks_sent > 0 {
+                numbers.push(block);
+            }
+            let [high, low] = block.to_be_bytes();
+            transfer.handle(0, &[0, 4, high, low]);
+        }
+        assert_eq!(transfer.outcome(), Some(&tftp::Outcome::Complete));
+        assert_eq!(numbers[32_766..32_769], [32_767, 32_768, 32_769]);
+        assert_eq!(numbers[65_534..65_536], [65_535, after_65535]);
+    }
+}

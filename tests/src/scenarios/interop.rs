@@ -1,0 +1,234 @@
+//! Other people's clients against the daemon: each does on the wire what machines of the field do.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use boot::catalog::Kind;
+
+use crate::netns::{GATEWAY_ADDR, Netns};
+use crate::report::Report;
+use crate::run::{attempt, output};
+use crate::sim::{mac, tool};
+use crate::site::{Options, Site};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs the scenario.
+///
+/// # Errors
+/// The site cannot be made.
+pub fn run(report: &Report) -> Result<()> {
+    let site = Site::start("interop", Options::default())?;
+    let node = site.segment.plug(&site.run, "n1", mac(1))?;
+    let dir = site.run.dir().to_owned();
+    report.check("udhcpc gets a lease", udhcpc(&node, &dir));
+    report.check(
+        "dhclient gets a lease and releases it",
+        dhclient(&site, &dir),
+    );
+    let artefacts = site.artefacts()?;
+    let file_of = |kind| {
+        artefacts
+            .iter()
+            .find(|a| a.kind == kind)
+            .with_context(|| format!("no {kind:?}"))
+    };
+    let (ipxe, uki) = (file_of(Kind::Ipxe)?, file_of(Kind::Uki)?);
+    let original = fs::read(site.image_dir().join(&ipxe.file))?;
+    let gateway = GATEWAY_ADDR.to_string();
+    for (name, program, args) in tftp_clients(&gateway, &ipxe.file) {
+        let to = dir.join(format!("by-{name}"));
+        let path = to.to_string_lossy().into_owned();
+        let args: Vec<&str> = args
+            .iter()
+            .map(|a| if a == "OUT" { &path } else { a.as_str() })
+            .collect();
+        report.check(&format!("{name} fetches iPXE whole"), {
+            tool(&node, program, &args).and_then(|_| {
+                ensure!(fs::read(&to)? == original, "content differs");
+                Ok(())
+            })
+        });
+    }
+    let url = format!("https://{gateway}/boot/{}/{}", uki.sha256, uki.file);
+    let ca = site.ca_dir().join("boot-ca.pem");
+    report.check("curl: HEAD, GET, a range, a repeated GET by ETag", {
+        curl(
+            &node,
+            &dir,
+            &url,
+            &ca.to_string_lossy(),
+            &site.image_dir().join(&uki.file),
+        )
+    });
+    for (name, args, wanted) in TLS {
+        report.check(&format!("openssl {name}"), {
+            s_client(&node, &ca.to_string_lossy(), args, wanted)
+        });
+    }
+    Ok(())
+}
+
+/// An address for the machine, through busybox's client.
+fn udhcpc(node: &Netns, dir: &std::path::Path) -> Result<()> {
+    let script = dir.join("udhcpc.script");
+    fs::write(
+        &script,
+        "#!/bin/sh\n[ \"$1\" = bound ] || exit 0\nip addr flush dev \"$interface\"\nip addr add \"$ip/24\" dev \"$interface\"\n",
+    )?;
+    output(Command::new("chmod").arg("755").arg(&script), LIMIT)?;
+    let path = script.to_string_lossy();
+    tool(
+        node,
+        "udhcpc",
+        &["-i", "eth0", "-n", "-q", "-t", "4", "-T", "2", "-s", &path],
+    )?;
+    let said = tool(node, "ip", &["-4", "addr", "show", "dev", "eth0"])?;
+    ensure!(said.contains("inet 10.66.0."), "{said}");
+    Ok(())
+}
+
+/// ISC's client, unpacked beside the host: installing it would change the host's own network.
+fn dhclient(site: &Site, dir: &std::path::Path) -> Result<()> {
+    let package = boot_image::debs::fetch("bookworm", "isc-dhcp-client")?;
+    let program = package.root.join("sbin/dhclient");
+    let program = if program.exists() {
+        program
+    } else {
+        package.root.join("usr/sbin/dhclient")
+    };
+    let node = site.segment.plug(&site.run, "n2", mac(2))?;
+    let name = |file: &str| dir.join(file).to_string_lossy().into_owned();
+    let (leases, pid) = (name("dhclient.leases"), name("dhclient.pid"));
+    let program = program.to_string_lossy().into_owned();
+    let common = ["-sf", "/bin/true", "-lf", &leases, "-pf", &pid, "eth0"];
+    let mut lease = vec!["-1", "-v"];
+    lease.extend(common);
+    let said = {
+        let (status, out, err) = attempt(node.command(&program).args(&lease), LIMIT)?;
+        ensure!(status.success(), "{out}{err}");
+        out + &err
+    };
+    ensure!(said.contains("DHCPACK"), "{said}");
+    let mut release = vec!["-r", "-v"];
+    release.extend(common);
+    let (status, out, err) = attempt(node.command(&program).args(&release), LIMIT)?;
+    ensure!(status.success(), "release: {out}{err}");
+    Ok(())
+}
+
+type Client = (&'static str, &'static str, Vec<String>);
+
+fn tftp_clients(gateway: &str, file: &str) -> Vec<Client> {
+    let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect();
+    let url = format!("tftp://{gateway}/{file}");
+    vec![
+        (
+            "tftp-hpa",
+            "tftp",
+            words(&["-m", "binary", gateway, "-c", "get", file, "OUT"]),
+        ),
+        (
+            "busybox",
+            "busybox",
+            words(&["tftp", "-g", "-r", file, "-l", "OUT", gateway]),
+        ),
+        (
+            "busybox, blksize 1428",
+            "busybox",
+            words(&["tftp", "-g", "-b", "1428", "-r", file, "-l", "OUT", gateway]),
+        ),
+        (
+            "curl",
+            "curl",
+            words(&["-sS", "-m", "30", "-o", "OUT", &url]),
+        ),
+    ]
+}
+
+fn curl(
+    node: &Netns,
+    dir: &std::path::Path,
+    url: &str,
+    ca: &str,
+    original: &std::path::Path,
+) -> Result<()> {
+    let original = fs::read(original)?;
+    let out = dir.join("by-curl-https");
+    let path = out.to_string_lossy().into_owned();
+    let base = ["-sS", "--fail", "-m", "60", "--cacert", ca];
+    let ask = |extra: &[&str]| {
+        let mut args = base.to_vec();
+        args.extend_from_slice(extra);
+        args.push(url);
+        tool(node, "curl", &args)
+    };
+    let head = ask(&["-I"])?.to_lowercase();
+    let length = format!("content-length: {}", original.len());
+    ensure!(head.contains(&length), "HEAD: {head}");
+    ask(&["-o", &path])?;
+    ensure!(fs::read(&out)? == original, "GET: content differs");
+    ask(&["-r", "1000-1999", "-o", &path])?;
+    ensure!(fs::read(&out)? == original[1000..2000], "range differs");
+    let etag = head
+        .lines()
+        .find_map(|line| line.strip_prefix("etag: "))
+        .context("no ETag")?
+        .trim()
+        .to_owned();
+    let condition = format!("If-None-Match: {etag}");
+    let status = ask(&["-o", "/dev/null", "-w", "%{http_code}", "-H", &condition])?;
+    ensure!(status == "304", "If-None-Match: {status}");
+    Ok(())
+}
+
+/// What firmware of the field offers, and what must come back.
+const TLS: &[(&str, &[&str], &str)] = &[
+    (
+        "as OVMF of 2026: TLS 1.2, ECDHE-ECDSA, P-256",
+        &[
+            "-tls1_2",
+            "-cipher",
+            "ECDHE-ECDSA-AES256-GCM-SHA384",
+            "-curves",
+            "P-256",
+        ],
+        "Server public key is 256 bit",
+    ),
+    (
+        "as iPXE of 2025: TLS 1.2, ECDHE-RSA, PKCS1 signatures",
+        &[
+            "-tls1_2",
+            "-cipher",
+            "ECDHE-RSA-AES256-GCM-SHA384",
+            "-sigalgs",
+            "RSA+SHA256",
+            "-curves",
+            "P-256",
+        ],
+        "Server public key is 3072 bit",
+    ),
+    ("TLS 1.3", &["-tls1_3"], "TLSv1.3"),
+];
+
+fn s_client(node: &Netns, ca: &str, args: &[&str], wanted: &str) -> Result<()> {
+    let to = format!("{GATEWAY_ADDR}:443");
+    let mut words = vec![
+        "s_client",
+        "-connect",
+        &to,
+        "-CAfile",
+        ca,
+        "-verify_return_error",
+        "-verify_ip",
+        "10.66.0.1",
+        "-no_ign_eof",
+    ];
+    words.extend_from_slice(args);
+    let (status, out, err) = attempt(node.command("openssl").args(&words), LIMIT)?;
+    ensure!(status.success(), "{err}");
+    ensure!(out.contains(wanted), "no {wanted:?} in\n{out}");
+    Ok(())
+}

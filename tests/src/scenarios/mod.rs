@@ -1,0 +1,179 @@
+//! The scenarios: each proves one thing of the walk against the running daemon, says PASS or FAIL
+//! for every check, and is bounded.
+
+pub mod firmware;
+pub mod interop;
+pub mod kill;
+pub mod ldevid;
+pub mod refusals;
+pub mod storm;
+pub mod walk;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::report::Report;
+
+/// One scenario.
+pub struct Scenario {
+    /// Name for `lab run`.
+    pub name: &'static str,
+    /// What it proves.
+    pub what: &'static str,
+    /// Longest run, in seconds; beyond it the scenario fails and is ended.
+    pub limit_secs: u64,
+    /// Does it; each check goes to the report, an error is a failed scenario.
+    pub run: fn(&Report) -> Result<()>,
+}
+
+/// All scenarios, in the order of a CI run: simulated machines first, they tell more in less time.
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "refusals",
+        what: "twelve lies of a simulated machine, each refused with its code while the honest one passes",
+        limit_secs: 420,
+        run: refusals::run,
+    },
+    Scenario {
+        name: "ldevid",
+        what: "the LDevID chain under openssl, the key blobs under tpm2-tools, and under another TPM",
+        limit_secs: 240,
+        run: ldevid::run,
+    },
+    Scenario {
+        name: "kill",
+        what: "kill -9 of the daemon at every step of the walk; one PCR of the appliance extended",
+        limit_secs: 420,
+        run: kill::run,
+    },
+    Scenario {
+        name: "storm",
+        what: "50 simulated machines at once, DISCOVER to LDevID; p50 and p99 of each step",
+        limit_secs: 600,
+        run: storm::run,
+    },
+    Scenario {
+        name: "interop",
+        what: "udhcpc, dhclient, tftp-hpa, busybox, curl and openssl against the daemon",
+        limit_secs: 240,
+        run: interop::run,
+    },
+    Scenario {
+        name: "walk",
+        what: "a VM with Secure Boot: PXE, signed iPXE, HTTPS UKI, attester, approval, LDevID",
+        limit_secs: 420,
+        run: walk::pxe,
+    },
+    Scenario {
+        name: "walk-http",
+        what: "the same by UEFI HTTP boot straight to the UKI (option 93 = 16)",
+        limit_secs: 420,
+        run: walk::http,
+    },
+    Scenario {
+        name: "refusals-firmware",
+        what: "the firmware refuses an unsigned iPXE, iPXE refuses an unsigned UKI",
+        limit_secs: 420,
+        run: firmware::unsigned,
+    },
+    Scenario {
+        name: "floor",
+        what: "a VM with a signed UKI below the floor is refused, and admitted when it is not",
+        limit_secs: 420,
+        run: firmware::floor,
+    },
+];
+
+/// Finds a scenario by name.
+pub fn find(name: &str) -> Option<&'static Scenario> {
+    ALL.iter().find(|scenario| scenario.name == name)
+}
+
+/// Runs one scenario; whether every check held.
+pub fn run(scenario: &'static Scenario) -> bool {
+    println!("scenario {}: {}", scenario.name, scenario.what);
+    let report = Report::new(scenario.name);
+    let watchdog = Watchdog::start(scenario);
+    let started = Instant::now();
+    match std::panic::catch_unwind(AssertUnwindSafe(|| (scenario.run)(&report))) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => report.fail("scenario", &format!("{error:#}")),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("panic");
+            report.fail("scenario", text);
+        }
+    }
+    drop(watchdog);
+    let secs = started.elapsed().as_secs_f64();
+    let failures = report.failures();
+    if failures.is_empty() {
+        println!("scenario {} held, {secs:.1} s", scenario.name);
+    } else {
+        println!(
+            "scenario {} failed, {secs:.1} s: {}",
+            scenario.name,
+            failures.join(", ")
+        );
+    }
+    failures.is_empty()
+}
+
+/// Ends the whole program when a scenario takes too long: a stuck socket must not hold a CI run.
+struct Watchdog(Arc<AtomicBool>);
+
+impl Watchdog {
+    fn start(scenario: &'static Scenario) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&done);
+        std::thread::spawn(move || {
+            let deadline = Instant::now() + Duration::from_secs(scenario.limit_secs);
+            while Instant::now() < deadline {
+                if seen.load(Ordering::Relaxed) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            if !seen.load(Ordering::Relaxed) {
+                println!(
+                    "FAIL {}: scenario: over its limit of {} s",
+                    scenario.name, scenario.limit_secs
+                );
+                crate::run::clear_own();
+                std::process::exit(1);
+            }
+        });
+        Self(done)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        for scenario in ALL {
+            assert_eq!(
+                find(scenario.name).map(|s| s.what),
+                Some(scenario.what),
+                "{}",
+                scenario.name
+            );
+        }
+        assert!(find("no-such").is_none());
+    }
+}

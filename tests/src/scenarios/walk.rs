@@ -1,0 +1,224 @@
+//! One real machine from DHCPDISCOVER to its LDevID, by PXE and by UEFI HTTP boot.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gateway_core::identity::MachineId;
+use gateway_core::record::Record;
+
+use crate::admin::Desk;
+use crate::report::Report;
+use crate::sim::mac;
+use crate::site::{Firmware, NODE_TEMPLATES, Options, Site};
+use crate::switch::Speaker;
+use crate::swtpm;
+use crate::timeline;
+use crate::vm::{FirmwareBoot, Spec, Vm};
+
+/// Power-on to the attester's first evidence, under emulation and beside another job.
+const CLAIM_LIMIT: Duration = Duration::from_secs(240);
+const ADMIT_LIMIT: Duration = Duration::from_secs(90);
+
+/// A VM on the site's segment with everything it hangs on.
+pub struct Bench {
+    /// The machine.
+    pub vm: Vm,
+    /// When it was powered on, milliseconds since 1970.
+    pub started_ms: u64,
+    _speakers: [Speaker; 2],
+}
+
+/// Powers on VM `number` with TPM template `NODE_TEMPLATES + number - 1`.
+///
+/// # Errors
+/// It does not start.
+pub fn power_on(site: &Site, number: usize, boot: FirmwareBoot) -> Result<Bench> {
+    let firmware = Firmware::prepare(site.run.dir(), &site.ca_dir().join("boot-ca.pem"))?;
+    let name = format!("v{number}");
+    let tpm = site.run.dir().join(format!("tpm-{name}"));
+    if !tpm.exists() {
+        swtpm::provision(NODE_TEMPLATES + number - 1, &tpm)?;
+    }
+    let serial = format!("LAB-{number:04}");
+    let spec = Spec {
+        name: &name,
+        mac: mac(number),
+        serial: &serial,
+        code: &firmware.code,
+        vars: &firmware.vars,
+        tls_cas: Some(&firmware.tls_cas),
+        tpm: &tpm,
+        boot,
+        disk: None,
+    };
+    let started_ms = crate::vm::now_ms();
+    let vm = Vm::start(&site.run, &site.segment, &spec)?;
+    let port = format!("tap-{name}");
+    Ok(Bench {
+        vm,
+        started_ms,
+        _speakers: [
+            Speaker::lldp(&site.segment.fab, &port, &format!("port{number}"))?,
+            Speaker::router(&site.segment.fab)?,
+        ],
+    })
+}
+
+/// Waits for the claim of VM `number`, while its console is watched for a fatal end.
+///
+/// # Errors
+/// No claim in time; the text has the end of the console.
+pub fn wait_claim(site: &Site, bench: &mut Bench, number: usize) -> Result<MachineId> {
+    let started = Instant::now();
+    loop {
+        let pending = site
+            .desk
+            .machines()?
+            .into_iter()
+            .find(|m| m.state == "pending" && m.macs.contains(&mac(number)));
+        if let Some(machine) = pending {
+            return Ok(machine.machine);
+        }
+        if started.elapsed() > CLAIM_LIMIT {
+            // Fails with the console's last lines.
+            bench.vm.wait_for("\u{0}never", Duration::ZERO)?;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Walk by PXE.
+///
+/// # Errors
+/// A step that did not happen.
+pub fn pxe(report: &Report) -> Result<()> {
+    walk(report, "walk", FirmwareBoot::Pxe, false).map(drop)
+}
+
+/// Walk by UEFI HTTP boot.
+///
+/// # Errors
+/// A step that did not happen.
+pub fn http(report: &Report) -> Result<()> {
+    walk(report, "walk-http", FirmwareBoot::Http, false).map(drop)
+}
+
+/// `cargo xtask demo`: the walk by PXE, told to a reader.
+///
+/// # Errors
+/// A step that did not happen.
+pub fn demo(report: &Report, keep: bool) -> Result<()> {
+    let started = Instant::now();
+    let site = walk(report, "demo", FirmwareBoot::Pxe, true)?;
+    println!("\nseconds: {:.1}", started.elapsed().as_secs_f64());
+    println!(
+        "admin:   {} (owner's certificate in {})",
+        Desk::url(),
+        site.desk.files.display()
+    );
+    if keep {
+        crate::forward::serve_until_interrupted(&site)?;
+    }
+    Ok(())
+}
+
+fn walk(report: &Report, name: &str, boot: FirmwareBoot, tell: bool) -> Result<Site> {
+    let site = Site::start(name, Options::default())?;
+    let outcome = walk_on(report, &site, boot, tell);
+    if outcome.is_err() {
+        let logs = site.run.keep_logs();
+        report.note(format!("logs kept in {}", logs.display()));
+    }
+    outcome.map(|()| site)
+}
+
+fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Result<()> {
+    let mut bench = power_on(site, 1, boot)?;
+    let machine = wait_claim(site, &mut bench, 1)?;
+    report.check("an unknown EK is a pending claim without a certificate", {
+        no_certificate(site, &machine)
+    });
+    let (_, line) = bench
+        .vm
+        .wait_for_any(&["pending"], Duration::from_secs(30))?;
+    report.note(format!("console: {}", line.text));
+    site.desk.approve(&machine)?;
+    let admitted = site
+        .desk
+        .wait_machine("admitted after approval", ADMIT_LIMIT, |m| {
+            m.machine == machine && m.state == "admitted"
+        });
+    if let Err(error) = admitted {
+        bail!("{error}\n{}", tail(&bench));
+    }
+    bench
+        .vm
+        .wait_for("vestibule: [issue]", Duration::from_secs(30))?;
+    let lines = timeline::merge(&site.desk.timeline(&machine)?, &bench.vm.lines());
+    let missing = timeline::missing(&lines);
+    report.check("every step of the walk is recorded", {
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(anyhow::anyhow!("not recorded: {missing:?}"))
+        }
+    });
+    report.check("one LDevID in the ledger", one_ldevid(site, &machine));
+    report.check("the ledger verifies", site.verify_ledger().map(drop));
+    if tell || !missing.is_empty() {
+        timeline::print(&lines, bench.started_ms);
+    }
+    if tell {
+        print_receipt(site, &machine)?;
+    }
+    report.note(format!(
+        "{:.1} s and {:.1} CPU s of the VM",
+        bench.vm.uptime().as_secs_f64(),
+        bench.vm.cpu_secs()
+    ));
+    bench.vm.power_off();
+    Ok(())
+}
+
+fn tail(bench: &Bench) -> String {
+    let lines = bench.vm.lines();
+    let from = lines.len().saturating_sub(25);
+    lines[from..]
+        .iter()
+        .map(|l| format!("    {}\n", l.text))
+        .collect()
+}
+
+/// No certificate was issued for `machine`.
+///
+/// # Errors
+/// One was.
+pub fn no_certificate(site: &Site, machine: &MachineId) -> Result<()> {
+    let issued = site.desk.records(
+        |record| matches!(record, Record::Certificate(c) if c.machine.as_ref() == Some(machine)),
+    )?;
+    ensure!(issued.is_empty(), "{} certificate(s)", issued.len());
+    Ok(())
+}
+
+fn one_ldevid(site: &Site, machine: &MachineId) -> Result<()> {
+    let issued = site.desk.records(|record| {
+        matches!(record, Record::Certificate(c)
+            if c.machine.as_ref() == Some(machine) && c.profile == "ldevid")
+    })?;
+    ensure!(!issued.is_empty(), "none");
+    Ok(())
+}
+
+fn print_receipt(site: &Site, machine: &MachineId) -> Result<()> {
+    let verdict = site
+        .desk
+        .records(|record| {
+            matches!(record, Record::Verdict(v) if v.admitted && v.machine.as_ref() == Some(machine))
+        })?
+        .pop()
+        .context("no verdict in the ledger")?;
+    println!("\nreceipt (ledger entry {}):", verdict.seq);
+    println!("{}", serde_json::to_string_pretty(&verdict.record)?);
+    Ok(())
+}

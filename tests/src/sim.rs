@@ -1,0 +1,394 @@
+//! A simulated machine: a cable of its own on the switch, a real TPM in software, and the whole
+//! walk in real packets. No firmware and no kernel: what those would have measured is extended
+//! into the TPM and written into an event log, so the evidence is true.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use attest_wire::v1::{Disk, Nic, Platform};
+use gateway_core::identity::MacAddr;
+use rand_core::{OsRng, RngCore as _};
+use sha2::{Digest as _, Sha256};
+
+use crate::event_log::{Boot, EventLog};
+use crate::exchange::Claims;
+use crate::http::{Tls, TlsClient};
+use crate::netns::{GATEWAY_ADDR, Netns};
+use crate::pxe::{self, Dhcp, Lease, Stage};
+use crate::run::output;
+use crate::site::{NODE_TEMPLATES, Site};
+use crate::swtpm::{self, Swtpm, TCTI};
+
+/// The attest listener.
+pub const ATTEST: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(GATEWAY_ADDR, 8443));
+const FETCH_LIMIT: Duration = Duration::from_secs(60);
+
+/// One simulated machine, powered on.
+pub struct Machine {
+    /// Short name, `n7`.
+    pub name: String,
+    /// Hardware address.
+    pub mac: MacAddr,
+    /// What it says about itself.
+    pub claims: Claims,
+    /// Its cable.
+    pub ns: Netns,
+    /// Its TPM.
+    pub tpm: Swtpm,
+    /// The log of the present boot.
+    pub event_log: EventLog,
+    boot_ca: PathBuf,
+    anchor: PathBuf,
+    extends_file: PathBuf,
+}
+
+/// What the gateway answered to the attester.
+pub enum Attested {
+    /// In, with its LDevID.
+    Admitted {
+        /// Certificates, DER, leaf first.
+        chain: Vec<Vec<u8>>,
+        /// The key behind the leaf.
+        devid: hw::tpm::DevId,
+        /// Body of the receipt, JSON.
+        receipt: Vec<u8>,
+    },
+    /// A claim waits for its owner.
+    Pending {
+        /// Stable code.
+        code: String,
+    },
+    /// Not in.
+    Refused {
+        /// Stable code.
+        code: String,
+        /// What the console says.
+        hint: String,
+    },
+}
+
+impl std::fmt::Debug for Attested {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Admitted { chain, .. } => write!(f, "admitted, {} certificates", chain.len()),
+            Self::Pending { code } => write!(f, "pending, {code}"),
+            Self::Refused { code, hint } => write!(f, "refused, {code}: {hint}"),
+        }
+    }
+}
+
+/// How long each step took, as the machine saw it.
+pub type Timings = Vec<(&'static str, Duration)>;
+
+impl Machine {
+    /// Plugs in machine number `number` (1..) with the TPM of its own template.
+    ///
+    /// # Errors
+    /// Namespace or TPM cannot be made.
+    pub fn plug(site: &Site, number: usize) -> Result<Self> {
+        Self::plug_with_tpm(site, number, NODE_TEMPLATES + number - 1)
+    }
+
+    /// Plugs in machine number `number` with a copy of TPM template `template`.
+    ///
+    /// # Errors
+    /// Namespace or TPM cannot be made.
+    pub fn plug_with_tpm(site: &Site, number: usize, template: usize) -> Result<Self> {
+        let name = format!("n{number}");
+        let mac = mac(number);
+        let ns = site.segment.plug(&site.run, &name, mac)?;
+        let dir = site.run.dir().join(format!("tpm-{name}"));
+        swtpm::provision(template, &dir)?;
+        let tpm = Swtpm::start(&site.run, &ns, &name, &dir)?;
+        Ok(Self {
+            claims: Claims {
+                serial: format!("LAB-{number:04}"),
+                uuid: crate::vm::uuid(mac),
+                mac: mac.to_string(),
+                disk_serial: Some(format!("DISK-{number:04}")),
+            },
+            mac,
+            ns,
+            tpm,
+            event_log: EventLog::default(),
+            boot_ca: site.ca_dir().join("boot-ca.pem"),
+            anchor: site.ca_dir().join("infra-ca.pem"),
+            extends_file: site.run.dir().join(format!("pcr15-{name}")),
+            name,
+        })
+    }
+
+    /// Cuts the power and starts again, measuring `boot`.
+    ///
+    /// # Errors
+    /// The TPM does not start.
+    pub fn boot(&mut self, site: &Site, boot: &Boot) -> Result<()> {
+        self.tpm.power_cycle(&site.run)?;
+        // What was kept over attempts ends with the boot.
+        let _ = std::fs::remove_file(&self.extends_file);
+        self.event_log = EventLog::of(boot);
+        let log = self.event_log.clone();
+        self.with_tpm(|tpm| crate::exchange::replay(tpm, &log))
+    }
+
+    /// Cuts the power and boots what the site serves.
+    ///
+    /// # Errors
+    /// As [`Machine::boot`].
+    pub fn boot_honestly(&mut self, site: &Site) -> Result<()> {
+        let boot = site.honest_boot()?;
+        self.boot(site, &boot)
+    }
+
+    /// One attempt of the real attester, with these choices; `progress` hears each step.
+    ///
+    /// # Errors
+    /// No answer to act on.
+    pub fn attest_with(
+        &self,
+        options: &attester::Options,
+        progress: &mut (dyn FnMut(attester::Step, &str) + Send),
+    ) -> Result<Attested> {
+        let gateway = attester::Gateway {
+            addr: ATTEST,
+            anchors: crate::http::certificates(&self.anchor)?,
+        };
+        let options = attester::Options {
+            extends_file: Some(self.extends_file.clone()),
+            ..options.clone()
+        };
+        let facts = self.facts();
+        let outcome = self.with_tpm(|tpm| {
+            let mut node = attester::Node::prepare(tpm, &options)?;
+            Ok(node.attest(tpm, &facts, &gateway, progress)?)
+        })?;
+        Ok(match outcome {
+            attester::Outcome::Admitted {
+                chain,
+                receipt,
+                devid,
+                ..
+            } => Attested::Admitted {
+                chain,
+                devid,
+                receipt: receipt.body.0,
+            },
+            attester::Outcome::Pending { code, .. } => Attested::Pending { code },
+            attester::Outcome::Refused { code, hint, .. } => Attested::Refused { code, hint },
+        })
+    }
+
+    /// One attempt with the attester's defaults.
+    ///
+    /// # Errors
+    /// No answer to act on.
+    pub fn attest(&self) -> Result<Attested> {
+        self.attest_with(&attester::Options::default(), &mut |_, _| {})
+    }
+
+    fn facts(&self) -> attester::Facts {
+        attester::Facts {
+            arch: "x86_64".into(),
+            platform: Platform {
+                manufacturer: "Lab".into(),
+                product: "Node".into(),
+                serial: self.claims.serial.clone(),
+                uuid: self.claims.uuid.clone(),
+            },
+            nics: vec![Nic {
+                name: "eth0".into(),
+                mac: self.claims.mac.clone(),
+            }],
+            disks: self
+                .claims
+                .disk_serial
+                .iter()
+                .map(|serial| Disk {
+                    name: "vda".into(),
+                    serial: serial.clone(),
+                    model: "lab".into(),
+                    size_bytes: 1 << 30,
+                })
+                .collect(),
+            lldp: Vec::new(),
+            boot_path: "pxe".into(),
+            uki_hint: "lab".into(),
+            event_log: self.event_log.bytes.clone(),
+        }
+    }
+
+    /// Runs `f` with the TPM open, in the machine's namespace. swtpm has one client at a time.
+    ///
+    /// # Errors
+    /// No TPM, or what `f` says.
+    pub fn with_tpm<T: Send>(
+        &self,
+        f: impl FnOnce(&mut hw::tpm::NodeDevice) -> Result<T> + Send,
+    ) -> Result<T> {
+        self.ns.enter(|| {
+            let mut tpm = hw::tpm::NodeDevice::open(TCTI)?;
+            f(&mut tpm)
+        })
+    }
+
+    /// One DHCP exchange; the address is then the machine's.
+    ///
+    /// # Errors
+    /// No lease.
+    pub fn lease(&self, stage: Stage) -> Result<Lease> {
+        let lease = self
+            .ns
+            .enter(|| {
+                Dhcp::open("eth0", self.mac, self.uuid_bytes())?.lease(stage, OsRng.next_u32())
+            })
+            .with_context(|| format!("{} {stage:?} DHCP", self.name))?;
+        self.ns.ip(&["addr", "flush", "dev", "eth0"])?;
+        let addr = format!("{}/24", lease.addr);
+        self.ns.ip(&["addr", "add", &addr, "dev", "eth0"])?;
+        Ok(lease)
+    }
+
+    /// Only DISCOVER and OFFER.
+    ///
+    /// # Errors
+    /// No offer.
+    pub fn discover(&self) -> Result<()> {
+        self.ns
+            .enter(|| Dhcp::open("eth0", self.mac, self.uuid_bytes())?.discover(OsRng.next_u32()))
+            .map(drop)
+    }
+
+    fn uuid_bytes(&self) -> [u8; 16] {
+        let digest = Sha256::digest(self.claims.uuid.as_bytes());
+        let mut id = [0u8; 16];
+        id.copy_from_slice(&digest[..16]);
+        id
+    }
+
+    /// The firmware's part of the walk: lease, iPXE by TFTP, lease again as iPXE, script and UKI
+    /// over HTTPS. Returns the digest of the UKI and the time of each step.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn netboot(&self) -> Result<(String, Timings)> {
+        let mut timings = Timings::new();
+        let lease = self.lease(Stage::Pxe)?;
+        timings.push(("discover", lease.offer_after));
+        timings.push(("lease", lease.ack_after));
+        if lease.boot_file.is_empty() {
+            bail!("no boot file for {}", self.name);
+        }
+        let started = Instant::now();
+        let ipxe = self
+            .ns
+            .enter(|| pxe::tftp(lease.next_server, &lease.boot_file))?;
+        timings.push(("boot: iPXE by TFTP", started.elapsed()));
+        if ipxe.get(..2) != Some(b"MZ") {
+            bail!("{} is not a PE image", lease.boot_file);
+        }
+        let lease = self.lease(Stage::Ipxe)?;
+        let started = Instant::now();
+        let (script, digest) = self.fetch_uki(&lease.boot_file)?;
+        timings.push(("boot: UKI by HTTPS", started.elapsed()));
+        if !script.starts_with("#!ipxe") {
+            bail!("{} is not an iPXE script: {script}", lease.boot_file);
+        }
+        Ok((digest, timings))
+    }
+
+    /// iPXE's script and the UKI that it names, over one HTTPS connection each way: GET of the
+    /// script, HEAD of the UKI, two ranges of it.
+    fn fetch_uki(&self, script_url: &str) -> Result<(String, String)> {
+        let (addr, path) = split_url(script_url)?;
+        let config = Tls {
+            ca_pem: self.boot_ca.clone(),
+            identity: None,
+        }
+        .config()?;
+        self.ns.enter(|| {
+            let mut client = TlsClient::connect(addr, config, FETCH_LIMIT)?;
+            // iPXE fills in its own settings.
+            let path = path.replace("${net0/mac}", &self.mac.to_string());
+            let script = client.request("GET", &path, &[], b"")?;
+            let text = String::from_utf8(script.body)?;
+            let uki = text
+                .split_whitespace()
+                .find(|word| word.starts_with("https://") && word.ends_with(".efi"))
+                .with_context(|| format!("no UKI in the script ({}): {text}", script.status))?
+                .to_owned();
+            let (_, uki) = split_url(&uki)?;
+            let head = client.request("HEAD", &uki, &[], b"")?;
+            let length: usize = head
+                .header("content-length")
+                .context("HEAD without Content-Length")?
+                .parse()?;
+            if head.status != 200 || length < 1024 {
+                bail!("HEAD {uki}: {} {length} bytes", head.status);
+            }
+            let mut hash = Sha256::new();
+            let middle = length / 2;
+            for range in [
+                format!("bytes=0-{}", middle - 1),
+                format!("bytes={middle}-"),
+            ] {
+                let part = client.request("GET", &uki, &[("Range", &range)], b"")?;
+                if part.status != 206 {
+                    bail!("GET {uki} {range}: {}", part.status);
+                }
+                hash.update(&part.body);
+            }
+            Ok((text, hex::encode(hash.finalize())))
+        })
+    }
+}
+
+/// Hardware address of machine `number`.
+pub fn mac(number: usize) -> MacAddr {
+    let [.., a, b] = (number as u32).to_be_bytes();
+    MacAddr([0x52, 0x54, 0x00, 0x66, a, b])
+}
+
+/// Address and path of an `https://ADDRESS[:PORT]/path` URL.
+fn split_url(url: &str) -> Result<(SocketAddr, String)> {
+    let rest = url
+        .strip_prefix("https://")
+        .with_context(|| format!("{url:?} is not HTTPS"))?;
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let addr = match host.parse::<SocketAddr>() {
+        Ok(addr) => addr,
+        Err(_) => SocketAddr::new(
+            host.parse().with_context(|| format!("host of {url:?}"))?,
+            443,
+        ),
+    };
+    Ok((addr, format!("/{path}")))
+}
+
+/// `udhcpc`, `curl` and friends inside a machine's namespace.
+///
+/// # Errors
+/// The program fails.
+pub fn tool(ns: &Netns, program: &str, args: &[&str]) -> Result<String> {
+    let mut command: Command = ns.command(program);
+    output(command.args(args), FETCH_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_with_and_without_a_port() {
+        let (addr, path) = split_url("https://10.66.0.1/boot/script.ipxe?mac=x").unwrap();
+        assert_eq!(
+            (addr.port(), path.as_str()),
+            (443, "/boot/script.ipxe?mac=x")
+        );
+        let (addr, _) = split_url("https://10.66.0.1:8080/x").unwrap();
+        assert_eq!(addr.port(), 8080);
+        assert!(split_url("http://10.66.0.1/x").is_err());
+    }
+}
