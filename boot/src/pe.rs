@@ -63,6 +63,8 @@ pub struct Pe<'a> {
 pub struct Layout {
     /// Of `NumberOfSections` (u16).
     pub number_of_sections: usize,
+    /// Of `PointerToSymbolTable` and `NumberOfSymbols` (8 bytes).
+    pub symbol_table: usize,
     /// Of `SizeOfImage` (u32).
     pub size_of_image: usize,
     /// Of `CheckSum` (u32).
@@ -107,6 +109,7 @@ impl Reader<'_> {
 mod field {
     pub const PE_OFFSET: usize = 0x3c;
     pub const COFF_SECTIONS: usize = 6;
+    pub const COFF_SYMBOLS: usize = 12;
     pub const COFF_OPTIONAL_SIZE: usize = 20;
     pub const OPTIONAL: usize = 24;
     pub const SECTION_ALIGNMENT: usize = 32;
@@ -156,6 +159,7 @@ impl<'a> Pe<'a> {
         let section_table = optional + optional_size;
         let layout = Layout {
             number_of_sections: pe + field::COFF_SECTIONS,
+            symbol_table: pe + field::COFF_SYMBOLS,
             size_of_image: optional + field::SIZE_OF_IMAGE,
             checksum: optional + field::CHECKSUM,
             certificate_row,

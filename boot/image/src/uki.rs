@@ -101,8 +101,10 @@ fn append(stub: &[u8], sections: &[(&'static str, &[u8])]) -> Result<Vec<u8>, Uk
         .map(|section| section.virtual_address + section.virtual_size.max(section.raw_size))
         .max()
         .unwrap_or_default();
-    let mut image = stub.to_vec();
+    let mut image = contents_end(stub, &pe)?.to_vec();
     image.resize(image.len().next_multiple_of(layout.file_alignment), 0);
+    // The COFF symbol table that followed is gone: `PointerToSymbolTable` and `NumberOfSymbols`.
+    image[layout.symbol_table..layout.symbol_table + 8].fill(0);
     let mut row = layout.section_table_end;
     for (name, content) in sections {
         if pe.sections.iter().any(|section| section.name == *name) {
@@ -143,8 +145,132 @@ fn append(stub: &[u8], sections: &[(&'static str, &[u8])]) -> Result<Vec<u8>, Uk
     Ok(image)
 }
 
+/// The stub up to the end of its last section. What follows is a symbol table, which would be a gap between sections:
+/// firmware and signing tools do not agree on how a gap is hashed.
+fn contents_end<'a>(stub: &'a [u8], pe: &Pe<'_>) -> Result<&'a [u8], UkiError> {
+    let end = pe
+        .sections
+        .iter()
+        .map(|section| section.raw_offset + section.raw_size)
+        .max()
+        .unwrap_or(pe.layout.headers_size);
+    stub.get(..end).ok_or(UkiError::Stub(PeError::Short {
+        what: "section",
+        end,
+        size: stub.len(),
+    }))
+}
+
 fn put(image: &mut [u8], at: usize, value: usize) -> Result<(), UkiError> {
     let value = u32::try_from(value).map_err(|_| UkiError::Size)?;
     image[at..at + 4].copy_from_slice(&value.to_le_bytes());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stub with one section and a symbol table behind it; `rows` is how many rows the section table has room for.
+    fn stub(rows: usize) -> Vec<u8> {
+        let optional = 0x98;
+        let table = optional + 240;
+        let headers = (table + rows * SECTION_ROW).next_multiple_of(0x200);
+        let mut file = vec![0; headers];
+        file[..2].copy_from_slice(b"MZ");
+        file[0x3c] = 0x80;
+        file[0x80..0x84].copy_from_slice(b"PE\0\0");
+        file[0x86] = 1;
+        file[0x8c..0x90].copy_from_slice(&0x600u32.to_le_bytes());
+        file[0x94] = 240;
+        file[optional..optional + 2].copy_from_slice(&0x20b_u16.to_le_bytes());
+        let magic = b"#### LoaderInfo: systemd-stub 252.1 ####";
+        for (at, value) in [
+            (optional + 32, 0x200),
+            (optional + 36, 0x200),
+            (optional + 60, table + rows * SECTION_ROW),
+            (optional + 108, 16),
+            (table + 8, magic.len()),
+            (table + 12, 0x4000),
+            (table + 16, 0x200),
+            (table + 20, headers),
+        ] {
+            put(&mut file, at, value).unwrap();
+        }
+        file[table..table + 8].copy_from_slice(b".sdmagic");
+        file.extend_from_slice(magic);
+        file.resize(headers + 0x200, 0);
+        file.extend_from_slice(b"symbols");
+        file
+    }
+
+    fn contents<'a>(stub: &'a [u8], linux: &'a [u8]) -> Contents<'a> {
+        Contents {
+            stub,
+            os_release: "ID=vestibule\n",
+            cmdline: "quiet",
+            uname: "6.1",
+            initrd: b"cpio",
+            linux,
+        }
+    }
+
+    #[test]
+    fn sections_hold_what_was_given_and_do_not_overlap() {
+        let stub = stub(8);
+        let (image, measured) = build(&contents(&stub, &stub)).unwrap();
+        let pe = Pe::parse(&image).unwrap();
+        assert_eq!(pe.section(".cmdline"), Some(&b"quiet"[..]));
+        assert_eq!(pe.section(".initrd"), Some(&b"cpio"[..]));
+        assert_eq!(pe.section(".linux"), Some(&stub[..]));
+        for pair in pe.sections.windows(2) {
+            assert!(pair[1].virtual_address >= pair[0].virtual_address + pair[0].virtual_size);
+            assert_eq!(
+                pair[1].raw_offset,
+                pair[0].raw_offset + pair[0].raw_size,
+                "no gap"
+            );
+        }
+        assert_eq!(image[0x8c..0x94], [0; 8], "no symbol table");
+        let uki = measured.uki.unwrap();
+        assert_eq!(uki.cmdline.as_deref(), Some("quiet"));
+        assert_eq!(build(&contents(&stub, &stub)).unwrap().0, image);
+    }
+
+    #[test]
+    fn rejects_a_stub_without_room() {
+        let (small, kernel) = (stub(5), stub(8));
+        assert!(matches!(
+            build(&contents(&small, &kernel)),
+            Err(UkiError::Header { room: 4, needed: 5 })
+        ));
+    }
+
+    #[test]
+    fn rejects_nothing_in_a_section_and_a_section_twice() {
+        let stub = stub(20);
+        let empty = Contents {
+            cmdline: "",
+            ..contents(&stub, &stub)
+        };
+        assert!(matches!(build(&empty), Err(UkiError::Empty(".cmdline"))));
+        let (uki, _) = build(&contents(&stub, &stub)).unwrap();
+        assert!(matches!(
+            build(&contents(&uki, &stub)),
+            Err(UkiError::Taken(".osrel"))
+        ));
+    }
+
+    #[test]
+    fn rejects_a_kernel_that_firmware_would_not_start() {
+        let stub = stub(8);
+        assert!(matches!(
+            build(&contents(&stub, b"not a kernel")),
+            Err(UkiError::Measure(MeasureError::Linux(_)))
+        ));
+        assert!(matches!(
+            build(&contents(b"MZ", &stub)),
+            Err(UkiError::Stub(_))
+        ));
+    }
 }

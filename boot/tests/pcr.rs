@@ -1,0 +1,71 @@
+//! Predictions against recorded boots: real firmware, real iPXE, real stub (tests/vectors/eventlog/ORIGIN.md).
+
+#![allow(clippy::unwrap_used, reason = "a test says what failed by panicking")]
+
+use boot::measure::{Sha256Digest, pcr4};
+use serde_json::Value;
+
+fn recorded(name: &str) -> Value {
+    let path = format!(
+        "{}/../tests/vectors/eventlog/{name}.json",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn digest(value: &Value) -> Sha256Digest {
+    hex::decode(value.as_str().unwrap())
+        .unwrap()
+        .try_into()
+        .unwrap()
+}
+
+fn predicted_pcr4(record: &Value) -> Sha256Digest {
+    let images: Vec<Sha256Digest> = record["images_in_pcr4"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| digest(&record[name.as_str().unwrap()]["pe_sha256"]))
+        .collect();
+    pcr4(&images)
+}
+
+#[test]
+fn pcr4_of_each_boot_path() {
+    for name in [
+        "ovmf-sid-ipxe-uki",
+        "ovmf-sid-ipxe-uki-stub262",
+        "ovmf-sid-http-uki",
+    ] {
+        let record = recorded(name);
+        assert_eq!(
+            predicted_pcr4(&record),
+            digest(&record["pcrs"]["4"]),
+            "{name}"
+        );
+    }
+}
+
+/// A boot option that was refused before leaves more actions in PCR 4: only the log can tell, a value cannot.
+#[test]
+fn rejects_to_predict_a_boot_that_had_another_try() {
+    let record = recorded("ovmf-sid-refused-then-http");
+    assert_ne!(predicted_pcr4(&record), digest(&record["pcrs"]["4"]));
+}
+
+/// The kernel inside the UKI is covered by PCR 11 and never seen in PCR 4; the stub measures before user space.
+#[test]
+fn pcr11_was_the_predicted_one_and_12_and_13_untouched() {
+    for name in [
+        "ovmf-sid-ipxe-uki",
+        "ovmf-sid-ipxe-uki-stub262",
+        "ovmf-sid-http-uki",
+        "ovmf-sid-refused-then-http",
+    ] {
+        let record = recorded(name);
+        assert_eq!(record["pcrs"]["11"], record["uki"]["pcr11"], "{name}");
+        for pcr in ["12", "13"] {
+            assert_eq!(digest(&record["pcrs"][pcr]), [0; 32], "{name} {pcr}");
+        }
+    }
+}
