@@ -4,6 +4,8 @@
 #![allow(dead_code)]
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
+pub mod honest;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -27,8 +29,9 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 /// A CA with its certificate.
+#[derive(Clone)]
 pub struct Ca {
-    issuer: Issuer<'static, KeyPair>,
+    issuer: Arc<Issuer<'static, KeyPair>>,
     pub der: CertificateDer<'static>,
 }
 
@@ -62,7 +65,7 @@ impl Ca {
         params.not_after = year(2035);
         let der = params.self_signed(&key).unwrap().der().clone();
         Self {
-            issuer: Issuer::new(params, key),
+            issuer: Arc::new(Issuer::new(params, key)),
             der,
         }
     }
@@ -147,13 +150,30 @@ pub enum Reply {
     Close,
 }
 
-/// Serves one connection: `script` is called for each request with its number (0, 1, ..) and the
-/// TLS exporter for a session id of its choice.
-pub fn serve_one(
-    leaf: Leaf,
-    tls12: bool,
-    mut script: impl FnMut(usize, &Request, &dyn Fn(&[u8]) -> [u8; 32]) -> Reply + Send + 'static,
-) -> (SocketAddr, JoinHandle<usize>) {
+/// What a server does with one request: its number on this connection (0, 1, ..), the request, and
+/// the TLS exporter for a session id of its choice.
+pub trait Script:
+    FnMut(usize, &Request, &dyn Fn(&[u8]) -> [u8; 32]) -> Reply + Send + 'static
+{
+}
+
+impl<F> Script for F where
+    F: FnMut(usize, &Request, &dyn Fn(&[u8]) -> [u8; 32]) -> Reply + Send + 'static
+{
+}
+
+/// Serves one connection on a free port; its thread returns how many requests came.
+pub fn serve_one(leaf: Leaf, tls12: bool, script: impl Script) -> (SocketAddr, JoinHandle<usize>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    (
+        addr,
+        std::thread::spawn(move || serve(&listener, leaf, tls12, script)),
+    )
+}
+
+/// Accepts one connection and serves it to its end.
+pub fn serve(listener: &TcpListener, leaf: Leaf, tls12: bool, mut script: impl Script) -> usize {
     let versions: &[&rustls::SupportedProtocolVersion] = if tls12 {
         &[&rustls::version::TLS12]
     } else {
@@ -167,47 +187,42 @@ pub fn serve_one(
         .with_no_client_auth()
         .with_single_cert(vec![leaf.der], key)
         .unwrap();
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let addr = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let (tcp, _) = listener.accept().unwrap();
-        let tls = ServerConnection::new(Arc::new(config)).unwrap();
-        let mut stream = StreamOwned::new(tls, tcp);
-        let mut count = 0;
-        while let Some(request) = read_request(&mut stream) {
-            let reply = {
-                let conn = &stream.conn;
-                let exporter = |session: &[u8]| {
-                    conn.export_keying_material([0; 32], EXPORTER_LABEL, Some(session))
-                        .unwrap()
-                };
-                script(count, &request, &exporter)
+    let (tcp, _) = listener.accept().unwrap();
+    let tls = ServerConnection::new(Arc::new(config)).unwrap();
+    let mut stream = StreamOwned::new(tls, tcp);
+    let mut count = 0;
+    while let Some(request) = read_request(&mut stream) {
+        let reply = {
+            let conn = &stream.conn;
+            let exporter = |session: &[u8]| {
+                conn.export_keying_material([0; 32], EXPORTER_LABEL, Some(session))
+                    .unwrap()
             };
-            count += 1;
-            let bytes = match reply {
-                Reply::Json(status, body) => [
-                    format!(
-                        "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n",
-                        body.len()
-                    )
-                    .into_bytes(),
-                    body,
-                ]
-                .concat(),
-                Reply::Raw(bytes) => bytes,
-                Reply::Close => break,
-            };
-            if stream
-                .write_all(&bytes)
-                .and_then(|()| stream.flush())
-                .is_err()
-            {
-                break;
-            }
+            script(count, &request, &exporter)
+        };
+        count += 1;
+        let bytes = match reply {
+            Reply::Json(status, body) => [
+                format!(
+                    "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n",
+                    body.len()
+                )
+                .into_bytes(),
+                body,
+            ]
+            .concat(),
+            Reply::Raw(bytes) => bytes,
+            Reply::Close => break,
+        };
+        if stream
+            .write_all(&bytes)
+            .and_then(|()| stream.flush())
+            .is_err()
+        {
+            break;
         }
-        count
-    });
-    (addr, server)
+    }
+    count
 }
 
 fn read_request(stream: &mut impl Read) -> Option<Request> {
