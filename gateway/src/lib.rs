@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod ca;
 pub mod config;
 pub mod handle;
 pub mod images;

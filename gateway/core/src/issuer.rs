@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use attest_wire::oid::{self, Oid};
 use attest_wire::v1::ATTEST_SERVER_NAME;
 
+use crate::appraisal::{Admission, Verified};
 use crate::identity::{EkName, MachineId, UnixMillis};
 use crate::reason::Reason;
 
@@ -184,7 +185,7 @@ pub struct CertProfile {
     pub purposes: Vec<Oid>,
 }
 
-/// An LDevID to be signed by the device CA, with the key it is for.
+/// An LDevID to be signed by the device CA, with the key it is for. Only [`ldevid`] makes one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LDevIdProfile {
     profile: CertProfile,
@@ -370,31 +371,54 @@ impl Issuer {
     }
 }
 
-/// An install-time LDevID: subject CN is the machine's name and becomes SPIRE's selector; the SAN
-/// names the TPM by its EK Name, `hwSerialNum` in bytes and `identifierValue` in hex, without
-/// assigner: the issuing CA is the assigner then (RFC 4043 section 2). Neither is read by SPIRE.
+/// An install-time LDevID for the DevID that a machine's AK certified.
+///
+/// # Errors
+/// As [`ldevid_profile`]; `issue.key` also when the DevID has no X.509 form.
+pub fn ldevid(
+    admission: &Verified<Admission>,
+    now: UnixMillis,
+    random: [u8; 20],
+) -> Result<LDevIdProfile, Reason> {
+    let binding = &admission.binding;
+    let ek_name = binding
+        .ek_names
+        .first()
+        .ok_or_else(|| no_key("no EK Name"))?;
+    let spki_der = admission.devid.spki_der();
+    Ok(LDevIdProfile {
+        profile: ldevid_profile(&binding.machine, ek_name, now, random)?,
+        spki_der: spki_der.ok_or_else(|| no_key("a DevID of another type"))?,
+    })
+}
+
+fn no_key(found: impl Into<String>) -> Reason {
+    Reason::new(
+        "issue.key",
+        "a machine bound to an EK Name in hex, and an RSA or ECC DevID",
+        found,
+        "docs/PROTOCOL.md, keys and certificates",
+        "bind the machine to its EK Name again",
+    )
+}
+
+/// What an install-time LDevID says, without the right to issue it: subject CN is the machine's
+/// name and becomes SPIRE's selector; the SAN names the TPM by its EK Name, `hwSerialNum` in bytes
+/// and `identifierValue` in hex, without assigner: the issuing CA is the assigner then (RFC 4043
+/// section 2). Neither is read by SPIRE.
 ///
 /// # Errors
 /// `issue.name` when the machine's name does not fit a subject, `issue.key` when the EK Name is not
 /// hex.
-pub fn ldevid(
+pub fn ldevid_profile(
     machine: &MachineId,
     ek_name: &EkName,
-    spki_der: Vec<u8>,
     now: UnixMillis,
     random: [u8; 20],
-) -> Result<LDevIdProfile, Reason> {
+) -> Result<CertProfile, Reason> {
     check_name("machine name", &machine.0, NAME_MAX_CHARS)?;
-    let ek = hex::decode(&ek_name.0).map_err(|e| {
-        Reason::new(
-            "issue.key",
-            "an EK Name in hex",
-            format!("{:?}: {e}", ek_name.0),
-            "docs/PROTOCOL.md, keys and certificates",
-            "bind the machine to its EK Name again",
-        )
-    })?;
-    let profile = CertProfile {
+    let ek = hex::decode(&ek_name.0).map_err(|e| no_key(format!("{:?}: {e}", ek_name.0)))?;
+    Ok(CertProfile {
         name: "ldevid",
         signed_by: SignedBy::Ca(Ca::Device),
         key: KeyKind::Node,
@@ -408,8 +432,7 @@ pub fn ldevid(
         ca_path_len: None,
         key_use: KeyUse::Sign,
         purposes: vec![oid::EKU_VERIFIED_TPM_FIXED],
-    };
-    Ok(LDevIdProfile { profile, spki_der })
+    })
 }
 
 fn check_name(what: &str, name: &str, max: usize) -> Result<(), Reason> {
@@ -505,8 +528,8 @@ mod tests {
         EkName(format!("000b{}", "5c".repeat(32)))
     }
 
-    fn device(machine: &str) -> Result<LDevIdProfile, Reason> {
-        ldevid(&MachineId(machine.into()), &ek(), vec![1], NOW, RANDOM)
+    fn device(machine: &str) -> Result<CertProfile, Reason> {
+        ldevid_profile(&MachineId(machine.into()), &ek(), NOW, RANDOM)
     }
 
     /// The PKI as one table: who signs what, with which key, for how long, for which purpose.
@@ -613,7 +636,7 @@ mod tests {
                 Some(oid::EKU_CLIENT_AUTH),
             ),
             (
-                device("rack-1").unwrap().profile,
+                device("rack-1").unwrap(),
                 SignedBy::Ca(Ca::Device),
                 KeyKind::Node,
                 0,
@@ -636,7 +659,7 @@ mod tests {
 
     #[test]
     fn an_ldevid_lives_a_day_at_most() {
-        let profile = device("rack-1").unwrap().profile;
+        let profile = device("rack-1").unwrap();
         assert_eq!(profile.not_after.0 - profile.not_before.0, 24 * HOUR);
     }
 
@@ -695,13 +718,7 @@ mod tests {
 
     #[test]
     fn rejects_an_ek_name_that_is_not_hex() {
-        let refused = ldevid(
-            &MachineId("m".into()),
-            &EkName("zz".into()),
-            vec![],
-            NOW,
-            RANDOM,
-        );
+        let refused = ldevid_profile(&MachineId("m".into()), &EkName("zz".into()), NOW, RANDOM);
         assert_eq!(refused.unwrap_err().code, "issue.key");
     }
 }
