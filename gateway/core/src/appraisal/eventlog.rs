@@ -15,6 +15,9 @@ use attest_wire::tpm::HashAlg;
 /// `EV_NO_ACTION`: not extended.
 pub const EV_NO_ACTION: u32 = 0x0000_0003;
 
+/// Register of an event that is not extended and names no PCR (Windows writes 0xffffffff).
+pub const NO_PCR: u8 = 0xff;
+
 /// Events in one log; real ones have below 400.
 const EVENTS_MAX: usize = 8192;
 /// Digests of one event.
@@ -84,7 +87,7 @@ pub struct Digest<'a> {
 pub struct Event<'a> {
     /// Number in the log, from 0.
     pub index: usize,
-    /// PCR that was extended.
+    /// PCR that was extended; [`NO_PCR`] for an `EV_NO_ACTION` event that names none.
     pub pcr: u8,
     /// `EV_*`: unprotected, a hint.
     pub kind: u32,
@@ -297,12 +300,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn pcr(&mut self) -> Result<u8, LogError> {
+    /// Register and event type: only an event that is not extended may name no PCR.
+    fn head(&mut self) -> Result<(u8, u32), LogError> {
         let pcr = self.u32("pcrIndex")?;
-        u8::try_from(pcr)
-            .ok()
-            .filter(|_| pcr < PCRS)
-            .ok_or_else(|| self.value("pcrIndex", "below 24", u64::from(pcr)))
+        let kind = self.u32("eventType")?;
+        match u8::try_from(pcr) {
+            Ok(number) if pcr < PCRS => Ok((number, kind)),
+            _ if kind == EV_NO_ACTION => Ok((NO_PCR, kind)),
+            _ => Err(self.value("pcrIndex", "below 24", u64::from(pcr))),
+        }
     }
 
     fn data(&mut self) -> Result<&'a [u8], LogError> {
@@ -313,9 +319,7 @@ impl<'a> Cursor<'a> {
 
     /// `TCG_PCR_EVENT`.
     fn event_sha1(&mut self) -> Result<Event<'a>, LogError> {
-        // The header of a CC event log puts 0xffffffff or a register number here; not extended.
-        let pcr = self.pcr()?;
-        let kind = self.u32("eventType")?;
+        let (pcr, kind) = self.head()?;
         let bytes = self.take("digest", 20)?;
         Ok(Event {
             index: self.event,
@@ -331,8 +335,7 @@ impl<'a> Cursor<'a> {
 
     /// `TCG_PCR_EVENT2`.
     fn event_agile(&mut self, banks: &[(u16, u16)]) -> Result<Event<'a>, LogError> {
-        let pcr = self.pcr()?;
-        let kind = self.u32("eventType")?;
+        let (pcr, kind) = self.head()?;
         let count = self.u32("digests.count")?;
         if count == 0 || count > DIGESTS_MAX {
             return Err(self.value("digests.count", "1 to 8", u64::from(count)));

@@ -1,0 +1,362 @@
+//! Row 4: certificates of endorsement keys, made by a CA of our own, one thing wrong at a time.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use attest_wire::tpm::Public;
+use gateway_core::appraisal::ek::{Assurance, EkRoots, TimeTrust, appraise_cert};
+use gateway_core::appraisal::quirks::Quirk;
+use gateway_core::appraisal::x509::Cert;
+use gateway_core::identity::UnixMillis;
+use gateway_core::policy::{Policy, Preset};
+use rand_core::OsRng;
+use rcgen::{
+    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SubjectPublicKeyInfo,
+};
+use support::NodeEk;
+use time::{Duration, OffsetDateTime};
+
+const EKU_EK: &[u64] = &[2, 23, 133, 8, 1];
+/// 2025-06-01, seconds since 1970.
+const NOW: i64 = 1_748_736_000;
+
+struct Ca {
+    der: Vec<u8>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+fn at(secs: i64) -> OffsetDateTime {
+    OffsetDateTime::from_unix_timestamp(secs).unwrap()
+}
+
+fn ca_params(name: &str, ca: IsCa) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let mut dn = DistinguishedName::new();
+    dn.push(DnType::CommonName, name);
+    params.distinguished_name = dn;
+    params.is_ca = ca;
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.not_before = at(NOW) - Duration::days(3650);
+    params.not_after = at(NOW) + Duration::days(3650);
+    params
+}
+
+fn unlimited() -> IsCa {
+    IsCa::Ca(BasicConstraints::Unconstrained)
+}
+
+fn root(name: &str) -> Ca {
+    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+    let params = ca_params(name, unlimited());
+    let der = params.self_signed(&key).unwrap().der().to_vec();
+    Ca {
+        der,
+        issuer: Issuer::new(params, key),
+    }
+}
+
+fn intermediate(parent: &Ca, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Ca {
+    let key = KeyPair::generate().unwrap();
+    let mut params = ca_params(name, unlimited());
+    change(&mut params);
+    let der = params
+        .signed_by(&key, &parent.issuer)
+        .unwrap()
+        .der()
+        .to_vec();
+    Ca {
+        der,
+        issuer: Issuer::new(params, key),
+    }
+}
+
+/// An EK certificate as vendors make it: empty subject, critical SAN with the TPM's names.
+fn ek_params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.not_before = at(NOW) - Duration::days(365);
+    params.not_after = at(NOW) + Duration::days(365);
+    params.key_usages = vec![KeyUsagePurpose::KeyAgreement];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Other(EKU_EK.to_vec())];
+    params.custom_extensions = vec![san(true)];
+    params
+}
+
+/// SubjectAltName with directoryName {2.23.133.2.1 = "id:54534554"}.
+fn san(critical: bool) -> CustomExtension {
+    let value = b"id:54534554";
+    let oid = [0x06, 0x05, 0x67, 0x81, 0x05, 0x02, 0x01];
+    let wrap = |tag: u8, inside: &[u8]| [&[tag, inside.len() as u8][..], inside].concat();
+    let attribute = wrap(0x30, &[&oid[..], &wrap(0x0c, value)].concat());
+    let name = wrap(0x30, &wrap(0x31, &attribute));
+    let content = wrap(0x30, &wrap(0xa4, &name));
+    let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 17], content);
+    extension.set_criticality(critical);
+    extension
+}
+
+fn issue(ek: &Public, ca: &Ca, change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
+    let mut params = ek_params();
+    change(&mut params);
+    let spki = SubjectPublicKeyInfo::from_der(&ek.spki_der().unwrap()).unwrap();
+    params.signed_by(&spki, &ca.issuer).unwrap().der().to_vec()
+}
+
+struct Vendor {
+    root: Ca,
+    ica: Ca,
+    ek: Public,
+}
+
+impl Vendor {
+    fn new() -> Self {
+        let root = root("Vendor Root");
+        let ica = intermediate(&root, "Vendor EK CA", |_| {});
+        Self {
+            root,
+            ica,
+            ek: NodeEk::p256(&mut OsRng).public,
+        }
+    }
+
+    fn roots(&self) -> EkRoots {
+        let mut roots = EkRoots::default();
+        assert_eq!(roots.add(&self.root.der), Ok(1));
+        roots
+    }
+
+    fn judge(&self, cert: &[u8], chain: &[&[u8]]) -> Result<Assurance, String> {
+        self.judge_at(cert, chain, rtc(NOW), &Policy::preset(Preset::Standard))
+            .map(|(assurance, _)| assurance)
+    }
+
+    fn judge_at(
+        &self,
+        cert: &[u8],
+        chain: &[&[u8]],
+        time: TimeTrust,
+        policy: &Policy,
+    ) -> Result<(Assurance, Vec<Quirk>), String> {
+        let chain: Vec<Cert> = chain.iter().map(|der| Cert::parse(der).unwrap()).collect();
+        let mut quirks = Vec::new();
+        appraise_cert(
+            &self.ek,
+            cert,
+            &chain,
+            &self.roots(),
+            time,
+            policy,
+            &mut quirks,
+        )
+        .map(|assurance| (assurance, quirks))
+        .map_err(|reason| reason.code.into_owned())
+    }
+}
+
+fn rtc(secs: i64) -> TimeTrust {
+    TimeTrust::Rtc(UnixMillis(secs as u64 * 1000))
+}
+
+#[track_caller]
+fn refused(result: Result<Assurance, String>, code: &str) {
+    assert_eq!(result.expect_err("must be refused"), code);
+}
+
+#[test]
+fn a_vendor_chain_passes_and_names_the_tpm() {
+    let vendor = Vendor::new();
+    let cert = issue(&vendor.ek, &vendor.ica, |_| {});
+    let assurance = vendor.judge(&cert, &[&vendor.ica.der]).unwrap();
+    let Assurance::VendorChain { tpm, .. } = assurance else {
+        panic!("a chain");
+    };
+    assert_eq!(tpm.unwrap().manufacturer, "id:54534554");
+    // An intermediate that the operator trusts directly needs no chain.
+    let mut roots = EkRoots::default();
+    roots.add(&vendor.ica.der).unwrap();
+    let policy = Policy::preset(Preset::Strict);
+    appraise_cert(
+        &vendor.ek,
+        &cert,
+        &[],
+        &roots,
+        rtc(NOW),
+        &policy,
+        &mut vec![],
+    )
+    .unwrap();
+}
+
+#[test]
+fn nv_header_and_padding_are_cut() {
+    let vendor = Vendor::new();
+    let cert = issue(&vendor.ek, &vendor.ica, |_| {});
+    let size = (cert.len() + 2) as u16;
+    let header = [&[0x10, 0x01, 0x00][..], &size.to_be_bytes(), &[0x10, 0x02]].concat();
+    let policy = Policy::preset(Preset::Standard);
+    for nv in [
+        [&cert[..], &[0; 300]].concat(),
+        [&cert[..], &[0xff; 7]].concat(),
+        [&header[..], &cert, &[0; 9]].concat(),
+    ] {
+        let (_, quirks) = vendor
+            .judge_at(&nv, &[&vendor.ica.der], rtc(NOW), &policy)
+            .unwrap();
+        assert_eq!(quirks, [Quirk::EkCertPadded]);
+    }
+    let mut wrong = [&header[..], &cert].concat();
+    wrong[3] = 0xff;
+    refused(vendor.judge(&wrong, &[&vendor.ica.der]), "ek.cert.encoding");
+    refused(
+        vendor.judge(&cert[..cert.len() - 1], &[]),
+        "ek.cert.encoding",
+    );
+    refused(vendor.judge(b"garbage", &[]), "ek.cert.encoding");
+}
+
+#[test]
+fn rejects_a_certificate_of_another_key() {
+    let vendor = Vendor::new();
+    let other = NodeEk::p256(&mut OsRng).public;
+    let cert = issue(&other, &vendor.ica, |_| {});
+    refused(vendor.judge(&cert, &[&vendor.ica.der]), "ek.cert.key");
+}
+
+#[test]
+fn rejects_other_usages_and_unknown_critical_extensions() {
+    let vendor = Vendor::new();
+    let judged = |change: &dyn Fn(&mut CertificateParams)| {
+        let cert = issue(&vendor.ek, &vendor.ica, change);
+        vendor.judge(&cert, &[&vendor.ica.der])
+    };
+    judged(&|_| {}).unwrap();
+    refused(
+        judged(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]),
+        "ek.cert.eku",
+    );
+    refused(
+        judged(&|p| p.key_usages = vec![KeyUsagePurpose::DigitalSignature]),
+        "ek.cert.usage",
+    );
+    refused(
+        judged(&|p| {
+            p.key_usages.clear();
+            p.extended_key_usages.clear();
+        }),
+        "ek.cert.usage",
+    );
+    refused(
+        judged(&|p| {
+            p.is_ca = unlimited();
+            p.key_usages.push(KeyUsagePurpose::KeyCertSign);
+        }),
+        "ek.cert.usage",
+    );
+    refused(
+        judged(&|p| {
+            let mut extension = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
+            extension.set_criticality(true);
+            p.custom_extensions.push(extension);
+        }),
+        "ek.cert.extension",
+    );
+}
+
+#[test]
+fn rejects_by_the_time_that_is_trusted() {
+    let vendor = Vendor::new();
+    let cert = issue(&vendor.ek, &vendor.ica, |_| {});
+    let strict = Policy::preset(Preset::Standard);
+    let lax = "version = 1\npreset = \"standard\"\n[ek]\nallow_expired = true\n";
+    let lax = Policy::parse(lax).unwrap();
+    let year = 366 * 86_400;
+    let floor = |secs: i64| TimeTrust::Floor(UnixMillis(secs as u64 * 1000));
+    let table = [
+        (rtc(NOW), &strict, None),
+        (rtc(NOW + year), &strict, Some("ek.cert.expired")),
+        (rtc(NOW + year), &lax, None),
+        (rtc(NOW - year), &strict, Some("ek.cert.not_yet_valid")),
+        // A floor only says "at least this late".
+        (floor(NOW - year), &strict, None),
+        (floor(NOW + year), &strict, Some("ek.cert.expired")),
+        (TimeTrust::None, &strict, None),
+    ];
+    for (time, policy, code) in table {
+        let result = vendor.judge_at(&cert, &[&vendor.ica.der], time, policy);
+        assert_eq!(result.err().as_deref(), code, "{time:?}");
+    }
+}
+
+#[test]
+fn rejects_chains_that_end_nowhere_or_in_an_impostor() {
+    let vendor = Vendor::new();
+    let cert = issue(&vendor.ek, &vendor.ica, |_| {});
+    refused(vendor.judge(&cert, &[]), "ek.cert.chain");
+    // Self-made CAs with the vendor's names.
+    let false_root = root("Vendor Root");
+    let false_ica = intermediate(&false_root, "Vendor EK CA", |_| {});
+    let forged = issue(&vendor.ek, &false_ica, |_| {});
+    refused(
+        vendor.judge(&forged, &[&false_ica.der]),
+        "ek.cert.signature",
+    );
+    refused(
+        vendor.judge(&forged, &[&vendor.ica.der]),
+        "ek.cert.signature",
+    );
+    refused(
+        vendor.judge(&forged, &[&false_ica.der, &false_root.der]),
+        "ek.cert.signature",
+    );
+}
+
+#[test]
+fn rejects_intermediates_that_may_not_issue() {
+    let vendor = Vendor::new();
+    let judged = |change: &dyn Fn(&mut CertificateParams)| {
+        let ica = intermediate(&vendor.root, "Other EK CA", change);
+        let cert = issue(&vendor.ek, &ica, |_| {});
+        vendor.judge(&cert, &[&ica.der])
+    };
+    judged(&|_| {}).unwrap();
+    refused(judged(&|p| p.is_ca = IsCa::ExplicitNoCa), "ek.cert.ca");
+    refused(judged(&|p| p.is_ca = IsCa::NoCa), "ek.cert.ca");
+    refused(
+        judged(&|p| p.key_usages = vec![KeyUsagePurpose::DigitalSignature]),
+        "ek.cert.ca",
+    );
+    refused(
+        judged(&|p| p.not_after = at(NOW) - Duration::days(1)),
+        "ek.cert.expired",
+    );
+    // A path length of 0 allows no further CA below.
+    let short = intermediate(&vendor.root, "Short CA", |p| {
+        p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    });
+    let below = intermediate(&short, "Below CA", |_| {});
+    let direct = issue(&vendor.ek, &short, |_| {});
+    vendor.judge(&direct, &[&short.der]).unwrap();
+    let cert = issue(&vendor.ek, &below, |_| {});
+    refused(vendor.judge(&cert, &[&below.der, &short.der]), "ek.cert.ca");
+}
+
+#[test]
+fn rejects_chains_that_are_too_long_without_endless_work() {
+    let vendor = Vendor::new();
+    let mut chain = vec![intermediate(&vendor.root, "CA 0", |_| {})];
+    for depth in 1..8 {
+        let next = intermediate(chain.last().unwrap(), &format!("CA {depth}"), |_| {});
+        chain.push(next);
+    }
+    let cert = issue(&vendor.ek, chain.last().unwrap(), |_| {});
+    let ders: Vec<&[u8]> = chain.iter().map(|ca| ca.der.as_slice()).collect();
+    refused(vendor.judge(&cert, &ders), "ek.cert.chain");
+    // Two CAs of one name that vouch for each other.
+    let a = root("Loop");
+    let b = intermediate(&a, "Loop", |_| {});
+    let cert = issue(&vendor.ek, &b, |_| {});
+    let looped = vendor.judge(&cert, &[&a.der, &b.der]);
+    assert!(looped.is_err());
+}
