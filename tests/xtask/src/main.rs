@@ -23,7 +23,7 @@ usage: cargo xtask COMMAND
 
   demo [--keep]        boot one VM from DHCPDISCOVER to its LDevID and print the timeline
                        (--keep leaves the gateway running until Ctrl-C)
-  test [STAGE..]       every check: fmt clippy build test doc deny lab yocto; prints the seconds
+  test [STAGE..]       every check: fmt clippy build test doc deny fuzz yocto lab; prints the seconds
                        of each stage and one line of counts (default: all stages)
   lab list             the scenarios of the lab
   lab run NAME..       run scenarios; each prints PASS or FAIL and why

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::exec::{self, Outcome, Run};
 use crate::packages::{self, Need};
 use crate::tally::Tally;
-use crate::{Profile, binary, build_lab, root, skips, tools};
+use crate::{Profile, binary, build_lab, root, skips, target_dir, tools};
 
 /// One stage. A stage that is `barrier` stops the run when it fails: what follows rests on it.
 struct Stage {
@@ -54,6 +54,12 @@ const STAGES: &[Stage] = &[
         what: "bans, licences, sources",
         barrier: false,
         run: deny,
+    },
+    Stage {
+        name: "fuzz",
+        what: "every fuzz body for some seconds, on stable",
+        barrier: false,
+        run: fuzz,
     },
     Stage {
         name: "yocto",
@@ -166,7 +172,10 @@ fn show(outcome: &Outcome, tail: usize) {
 }
 
 fn fmt() -> Result<Tally> {
-    cargo("fmt", &["fmt", "--all", "--check"], 120, &[])
+    let mut tally = cargo("fmt", &["fmt", "--all", "--check"], 120, &[])?;
+    let args = ["fmt", "--all", "--check", "--manifest-path", FUZZ];
+    tally.add(cargo("fmt of tests/fuzz", &args, 120, &[])?);
+    Ok(tally)
 }
 
 fn clippy() -> Result<Tally> {
@@ -240,6 +249,34 @@ fn deny() -> Result<Tally> {
             show(&outcome, 40);
         }
         tally.add(Tally::single(&format!("deny {check}"), outcome.ok()));
+    }
+    Ok(tally)
+}
+
+/// The fuzz targets are a workspace of their own, outside the product's.
+const FUZZ: &str = "tests/fuzz/Cargo.toml";
+/// Seconds for each target: enough for what a random walk from the seeds finds at all.
+const FUZZ_SECS: &str = "10";
+
+fn fuzz() -> Result<Tally> {
+    let target = target_dir().join("fuzz");
+    let target = target.to_string_lossy();
+    let build = [
+        "build",
+        "--quiet",
+        "--locked",
+        "--manifest-path",
+        FUZZ,
+        "--target-dir",
+        &target,
+        "-p",
+        "smoke",
+    ];
+    let mut tally = cargo("build of tests/fuzz", &build, 1200, &[])?;
+    if tally.failed == 0 {
+        let program = target_dir().join("fuzz/debug/smoke");
+        let run = Run::new(program, &["--seconds", FUZZ_SECS]).limit_secs(900);
+        tally.add(verdicts("fuzz", run)?);
     }
     Ok(tally)
 }
