@@ -26,6 +26,12 @@ mod schema;
 mod secret;
 mod views;
 
+// The tests share their records and keys with those in `tests/`.
+#[cfg(test)]
+extern crate self as store;
+#[cfg(test)]
+mod tests;
+
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};

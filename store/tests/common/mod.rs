@@ -21,7 +21,29 @@ pub struct Infra {
 
 impl Infra {
     pub fn new() -> Self {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+        Self::of(KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap())
+    }
+
+    /// The CA whose key and certificate are in `dir`, made if needed.
+    pub fn open_or_create(dir: &std::path::Path) -> Self {
+        let (key, cert) = (dir.join("infra.key"), dir.join("infra.der"));
+        match std::fs::read_to_string(&key) {
+            Ok(pem) => Self {
+                der: std::fs::read(cert).unwrap(),
+                ..Self::of(KeyPair::from_pem(&pem).unwrap())
+            },
+            Err(_) => {
+                let pair = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+                let pem = pair.serialize_pem();
+                let made = Self::of(pair);
+                std::fs::write(cert, &made.der).unwrap();
+                std::fs::write(key, pem).unwrap();
+                made
+            }
+        }
+    }
+
+    fn of(key: KeyPair) -> Self {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
