@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use gateway_core::identity::MacAddr;
 use gateway_core::inventory::is_machine_name;
+pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
 
 /// Where the daemon looks when no `--config` is given.
@@ -150,28 +151,6 @@ pub enum PolicySource {
     File(PathBuf),
 }
 
-/// Shipped policies (docs/PROTOCOL.md section 3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Preset {
-    /// Every check enforced, EK certificate required.
-    Strict,
-    /// Switch port and freshness only reported.
-    Standard,
-    /// Gates nothing and reports what would refuse.
-    Observe,
-}
-
-impl Preset {
-    /// Name in the config file.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Preset::Strict => "strict",
-            Preset::Standard => "standard",
-            Preset::Observe => "observe",
-        }
-    }
-}
-
 /// `[ledger]`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LedgerLimits {
@@ -282,7 +261,7 @@ impl std::fmt::Display for Ipv4Cidr {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
-    #[error("cannot read {path}")]
+    #[error("cannot read {}", path.display())]
     Read {
         /// Which file.
         path: PathBuf,
@@ -290,7 +269,7 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// The file has mistakes.
-    #[error("{} mistake(s) in {path}{}", mistakes.len(), listed(mistakes))]
+    #[error("{} mistake(s) in {}{}", mistakes.len(), path.display(), listed(mistakes))]
     Mistakes {
         /// Which file.
         path: PathBuf,

@@ -9,33 +9,31 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use boot::catalog::Artefact;
+use boot::catalog::{
+    ARTEFACT_BYTES_MAX, Artefact, CATALOG_FILE, Catalog, CatalogError, ImageKey, SIGNATURE_FILE,
+};
 use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
 
-/// Largest artefact, in bytes: a UKI with firmware blobs stays below; bounds memory.
-pub const ARTEFACT_MAX_BYTES: u64 = 1 << 30;
+use crate::config::BootFiles;
 
-/// Why an image directory cannot be served.
+/// Why an image folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// A file cannot be read.
-    #[error("cannot read {path}")]
+    #[error("cannot read {}", path.display())]
     Read {
         /// Which one.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// A file is not the one that was signed for.
-    #[error("{path}: expected {expected}, found {found}")]
-    Differs {
-        /// Which one.
+    /// The catalogue, or a file of it, is not what was signed.
+    #[error("{} is refused ({})", path.display(), source.code())]
+    Refused {
+        /// The file.
         path: PathBuf,
-        /// Size or digest of the catalogue.
-        expected: String,
-        /// Size or digest of the file.
-        found: String,
+        /// Why.
+        source: CatalogError,
     },
 }
 
@@ -55,6 +53,24 @@ pub struct Images {
 }
 
 impl Images {
+    /// Verifies the catalogue with the site's image key and reads every artefact it names.
+    ///
+    /// # Errors
+    /// [`ImageError`] for the first file that is missing or is not the one signed for.
+    pub fn load(files: &BootFiles) -> Result<(Catalog, Self), ImageError> {
+        let key_pem = read(&files.image_key)?;
+        let refused = |path: &Path| {
+            let path = path.to_owned();
+            move |source| ImageError::Refused { path, source }
+        };
+        let key = ImageKey::from_pem(&key_pem).map_err(refused(&files.image_key))?;
+        let path = files.image_dir.join(CATALOG_FILE);
+        let signature = read(&files.image_dir.join(SIGNATURE_FILE))?;
+        let catalog = Catalog::load(&read(&path)?, &signature, &key).map_err(refused(&path))?;
+        let images = Self::read(&files.image_dir, catalog.artefacts())?;
+        Ok((catalog, images))
+    }
+
     /// Reads the files of verified catalogue entries from their folder.
     ///
     /// # Errors
@@ -63,35 +79,12 @@ impl Images {
         let mut images = Self::default();
         for artefact in artefacts {
             let path = dir.join(&artefact.file);
-            let wrong = |expected: String, found: String| ImageError::Differs {
-                path: path.clone(),
-                expected,
-                found,
-            };
-            let read = |source| ImageError::Read {
-                path: path.clone(),
-                source,
-            };
-            let size = std::fs::metadata(&path).map_err(read)?.len();
-            if size != artefact.size_bytes || size > ARTEFACT_MAX_BYTES {
-                return Err(wrong(
-                    format!(
-                        "{} bytes (at most {ARTEFACT_MAX_BYTES})",
-                        artefact.size_bytes
-                    ),
-                    format!("{size} bytes"),
-                ));
-            }
-            let bytes = std::fs::read(&path).map_err(read)?;
-            let digest = hex::encode(Sha256::digest(&bytes));
-            if digest != artefact.sha256 {
-                return Err(wrong(
-                    format!("sha256 {}", artefact.sha256),
-                    format!("sha256 {digest}"),
-                ));
-            }
+            let bytes = read(&path)?;
+            artefact
+                .check(&bytes)
+                .map_err(|source| ImageError::Refused { path, source })?;
             images.by_sha256.insert(
-                digest,
+                artefact.sha256.clone(),
                 Arc::new(Image {
                     artefact: artefact.clone(),
                     bytes: Bytes::from(bytes),
@@ -110,6 +103,20 @@ impl Images {
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Image>> {
         self.by_sha256.values()
     }
+}
+
+/// A whole file, at most as large as an artefact may be.
+fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
+    let failed = |source| ImageError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > ARTEFACT_BYTES_MAX {
+        let text = format!("{size} bytes, at most {ARTEFACT_BYTES_MAX} are served");
+        return Err(failed(std::io::Error::other(text)));
+    }
+    std::fs::read(path).map_err(failed)
 }
 
 /// The artefacts in use; exchanged as a whole when the catalogue changes.
@@ -139,16 +146,17 @@ impl ImageStore {
 #[cfg(test)]
 pub(crate) mod tests {
     use boot::catalog::{Kind, Role};
+    use sha2::{Digest as _, Sha256};
 
     use super::*;
 
-    /// A catalogue entry for `bytes`.
+    /// A catalogue entry for `bytes`, of the one architecture whose programs are no PE images.
     pub(crate) fn artefact(file: &str, bytes: &[u8]) -> Artefact {
         Artefact {
             name: "attester".to_owned(),
-            kind: Kind::Uki,
+            kind: Kind::Ipxe,
             role: Role::Provision,
-            arch: "x86_64".to_owned(),
+            arch: boot::arch::Arch::X86Bios.as_str().to_owned(),
             version: 1,
             file: file.to_owned(),
             sha256: hex::encode(Sha256::digest(bytes)),
@@ -174,11 +182,28 @@ pub(crate) mod tests {
     fn rejects_a_file_that_is_missing_longer_or_changed() {
         let dir = tempfile::tempdir().expect("dir");
         let entry = artefact("a.efi", b"hello");
-        let read = || Images::read(dir.path(), std::slice::from_ref(&entry)).expect_err("refused");
-        assert!(matches!(read(), ImageError::Read { .. }));
+        let read = || {
+            let error =
+                Images::read(dir.path(), std::slice::from_ref(&entry)).expect_err("refused");
+            crate::telemetry::chain(&error)
+        };
+        assert!(read().starts_with("cannot read"));
         std::fs::write(dir.path().join("a.efi"), b"hello!").expect("written");
-        assert!(read().to_string().contains("found 6 bytes"));
+        assert!(read().contains("expected 5, found 6"), "{}", read());
         std::fs::write(dir.path().join("a.efi"), b"hellO").expect("written");
-        assert!(read().to_string().contains("expected sha256"));
+        assert!(read().contains("sha256 expected"), "{}", read());
+    }
+
+    #[test]
+    fn rejects_a_folder_without_a_signed_catalogue() {
+        let dir = tempfile::tempdir().expect("dir");
+        let files = BootFiles {
+            image_dir: dir.path().to_owned(),
+            image_key: dir.path().join("key.pem"),
+        };
+        let load = || crate::telemetry::chain(&Images::load(&files).expect_err("refused"));
+        assert!(load().contains("key.pem"), "{}", load());
+        std::fs::write(&files.image_key, "no key").expect("written");
+        assert!(load().contains("catalog.key"), "{}", load());
     }
 }

@@ -4,9 +4,11 @@
 
 pub mod admin;
 pub mod ca;
+pub mod cli;
 pub mod config;
 pub mod handle;
 pub mod images;
+pub mod inventory;
 pub mod metrics;
 pub mod shell;
 pub mod telemetry;

@@ -11,6 +11,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::sync::mpsc;
 
 use crate::handle::{Handle, Request};
+use crate::metrics::{Family, Metrics};
 use crate::shell::tls::CertSlot;
 
 /// A handle whose requests are answered by `answer`, one after the other.
@@ -140,4 +141,16 @@ pub(crate) async fn text_of(program: &str, args: &[&str]) -> String {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     )
+}
+
+/// Waits until a counter has reached `wanted`, since a client may end before the server has
+/// counted it; the last value either way.
+pub(crate) async fn counted(metrics: &Metrics, family: Family, value: &str, wanted: u64) -> u64 {
+    for _ in 0..300 {
+        if metrics.get(family, value) >= wanted {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    metrics.get(family, value)
 }

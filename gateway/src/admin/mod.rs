@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Management;
 use crate::handle::{Caller, Handle, Role};
 use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
-use crate::shell::http::{self, Body};
+use crate::shell::http::{self, Body, Refusal};
 use crate::shell::listen::{self, Listener};
 use crate::telemetry;
 
@@ -193,7 +193,7 @@ impl AdminService {
         let head = *request.method() == Method::HEAD;
         let mut response = match self.dispatch(caller, request).await {
             Ok(response) => response,
-            Err((status, reason)) => {
+            Err(Refusal { status, reason }) => {
                 self.metrics.count(REQUESTS_REFUSED, reason.code.clone());
                 let by = caller.as_ref().map_or("?", |caller| caller.cn.as_str());
                 let span = tracing::info_span!("admin", by = %telemetry::redact(by));
@@ -214,14 +214,14 @@ impl AdminService {
         &self,
         caller: &Result<Caller, Reason>,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, (StatusCode, Reason)> {
+    ) -> Result<Response<Body>, Refusal> {
         self.check_host(request.headers())?;
         let caller = caller
             .as_ref()
-            .map_err(|reason| (StatusCode::FORBIDDEN, reason.clone()))?;
+            .map_err(|reason| Refusal::new(StatusCode::FORBIDDEN, reason.clone()))?;
         let (route, subject) = find(request.method(), request.uri().path())?;
         if caller.role < route.role {
-            return Err((
+            return Err(Refusal::new(
                 StatusCode::FORBIDDEN,
                 Reason::new(
                     "role.insufficient",
@@ -239,7 +239,7 @@ impl AdminService {
     }
 
     /// A page elsewhere must not reach us under a name of its own (DNS rebinding).
-    fn check_host(&self, headers: &HeaderMap) -> Result<(), (StatusCode, Reason)> {
+    fn check_host(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = headers
             .get(header::HOST)
             .and_then(|value| value.to_str().ok())
@@ -247,7 +247,7 @@ impl AdminService {
         if self.hosts.contains(&host.to_ascii_lowercase()) {
             return Ok(());
         }
-        Err((
+        Err(Refusal::new(
             StatusCode::MISDIRECTED_REQUEST,
             Reason::new(
                 "malformed.host",
@@ -262,7 +262,7 @@ impl AdminService {
 
 /// A request that changes something must come from a tool or our own origin: a form or a foreign
 /// page cannot send this content type without asking first.
-fn check_post(headers: &HeaderMap) -> Result<(), (StatusCode, Reason)> {
+fn check_post(headers: &HeaderMap) -> Result<(), Refusal> {
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();
     let json = match (types.next(), types.next()) {
         (Some(one), None) => one.to_str().is_ok_and(|value| {
@@ -279,7 +279,7 @@ fn check_post(headers: &HeaderMap) -> Result<(), (StatusCode, Reason)> {
     } else {
         "another content type"
     };
-    Err((
+    Err(Refusal::new(
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Reason::new(
             "malformed.content_type",
@@ -292,7 +292,7 @@ fn check_post(headers: &HeaderMap) -> Result<(), (StatusCode, Reason)> {
 }
 
 /// The route of a request and the segment its `{}` stands for.
-fn find(method: &Method, path: &str) -> Result<(&'static Route, String), (StatusCode, Reason)> {
+fn find(method: &Method, path: &str) -> Result<(&'static Route, String), Refusal> {
     let wanted = if *method == Method::HEAD {
         &Method::GET
     } else {
@@ -310,7 +310,7 @@ fn find(method: &Method, path: &str) -> Result<(&'static Route, String), (Status
     }
     let shown = telemetry::redact(path);
     if allowed.is_empty() {
-        Err((
+        Err(Refusal::new(
             StatusCode::NOT_FOUND,
             Reason::new(
                 "malformed.path",
@@ -321,7 +321,7 @@ fn find(method: &Method, path: &str) -> Result<(&'static Route, String), (Status
             ),
         ))
     } else {
-        Err((
+        Err(Refusal::new(
             StatusCode::METHOD_NOT_ALLOWED,
             Reason::new(
                 "malformed.method",

@@ -16,7 +16,7 @@ use super::types::{
 use super::{AdminService, Operation, page};
 use crate::handle::{Busy, Caller, Command};
 use crate::metrics::ADMIN_ACTS;
-use crate::shell::http::{self, Body};
+use crate::shell::http::{self, Body, Refusal};
 use crate::telemetry;
 
 /// Largest request body, in bytes: an approval with every field is below 2 KiB.
@@ -27,8 +27,6 @@ const BODY_LIMIT: Duration = Duration::from_secs(10);
 const LEDGER_PAGE_MAX: usize = 1000;
 /// Ledger entries per page when nothing is said.
 const LEDGER_PAGE: usize = 200;
-
-type Refusal = (StatusCode, Reason);
 
 /// Performs one operation; `subject` is the `{}` segment of its path.
 pub(super) async fn perform(
@@ -126,7 +124,7 @@ async fn act(
     );
     match outcome {
         Ok(()) => Ok(http::json(StatusCode::OK, &Done { done: true })),
-        Err(reason) => Err((status_of(&reason), reason)),
+        Err(reason) => Err(Refusal::new(status_of(&reason), reason)),
     }
 }
 
@@ -211,11 +209,11 @@ fn html(text: String) -> Response<Body> {
 }
 
 fn bad_request(reason: Reason) -> Refusal {
-    (StatusCode::BAD_REQUEST, reason)
+    Refusal::new(StatusCode::BAD_REQUEST, reason)
 }
 
 fn unknown(id: &MachineId) -> Refusal {
-    (
+    Refusal::new(
         StatusCode::NOT_FOUND,
         Reason::new(
             "machine.unknown",
@@ -228,7 +226,7 @@ fn unknown(id: &MachineId) -> Refusal {
 }
 
 fn busy(_: Busy) -> Refusal {
-    (
+    Refusal::new(
         StatusCode::SERVICE_UNAVAILABLE,
         Reason::new(
             "gateway.busy",

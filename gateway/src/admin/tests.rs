@@ -12,7 +12,7 @@ use crate::handle::{Command, Request as Asked};
 use crate::metrics::{ADMIN_ACTS, TLS_REFUSED};
 use crate::shell::listen::ADMIN;
 use crate::shell::tls;
-use crate::testing::{Leaf, TestCa, driver, text_of};
+use crate::testing::{Leaf, TestCa, counted, driver, text_of};
 
 struct Site {
     address: SocketAddr,
@@ -250,12 +250,8 @@ async fn rejects_certificates_that_name_no_role_or_another_ca() {
         let (status, _) = site.ask(name, "GET", "/v1/status", &[]).await;
         assert_eq!(status, 0, "{name} must not get through the handshake");
     }
-    assert_eq!(
-        site.metrics.get(TLS_REFUSED, "tls.client_certificate"),
-        2,
-        "{}",
-        site.metrics.render()
-    );
+    let count = counted(&site.metrics, TLS_REFUSED, "tls.client_certificate", 2).await;
+    assert_eq!(count, 2, "{}", site.metrics.render());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -389,4 +385,66 @@ async fn the_page_escapes_and_allows_no_script() {
     ] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
+}
+
+/// Runs the command line against the site as `role`.
+async fn cli(site: &Site, role: &str, args: &[&str]) -> (crate::cli::Exit, String) {
+    use clap::Parser as _;
+    let dir = site.dir.path();
+    let mut all = vec!["vestibule".to_owned()];
+    all.extend(args.iter().map(|arg| (*arg).to_owned()));
+    all.extend([
+        "--url".to_owned(),
+        format!("https://{}", site.address),
+        "--cert".to_owned(),
+        file(dir, &format!("{role}.pem")),
+        "--key".to_owned(),
+        file(dir, &format!("{role}.key")),
+        "--ca".to_owned(),
+        file(dir, "ca.pem"),
+    ]);
+    let cli = crate::cli::Cli::try_parse_from(all).expect("usage");
+    let outcome = tokio::task::spawn_blocking(move || crate::cli::run(cli))
+        .await
+        .expect("ended");
+    match outcome {
+        Ok(exit) => (exit, String::new()),
+        Err(failure) => (failure.exit, failure.text),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_and_its_exit_codes() {
+    use crate::cli::Exit;
+    let site = site().await;
+    let approve = ["machine", "approve", "m-2", "--compared", "console"];
+    for args in [
+        &["status"][..],
+        &["claims"],
+        &["machine", "list"],
+        &["machine", "show", "node-1"],
+        &["image", "list"],
+        &["ledger", "show"],
+        &approve,
+        &["machine", "cordon", "node-1"],
+        &["machine", "withdraw", "node-1", "--why", "stolen"],
+    ] {
+        assert_eq!(
+            cli(&site, "operator", args).await,
+            (Exit::Done, String::new()),
+            "{args:?}"
+        );
+    }
+    let (exit, text) = cli(&site, "viewer", &approve).await;
+    assert_eq!(exit, Exit::Refused);
+    for part in ["role.insufficient", "expected role operator", "next: "] {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+    let (exit, text) = cli(&site, "operator", &["machine", "cordon", "gone"]).await;
+    assert_eq!(exit, Exit::Refused);
+    assert!(text.contains("machine.unknown"), "{text}");
+    let (exit, _) = cli(&site, "operator", &["machine", "show", "nobody"]).await;
+    assert_eq!(exit, Exit::Refused);
+    let (exit, text) = cli(&site, "stranger", &["status"]).await;
+    assert_eq!(exit, Exit::Network, "{text}");
 }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::handle::{ConnId, Connection, Handle, WireReply};
 use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
-use crate::shell::http::{self, Body};
+use crate::shell::http::{self, Body, Refusal};
 use crate::shell::listen::{self, Listener};
 use crate::telemetry;
 
@@ -144,7 +144,7 @@ impl AttestService {
         let peer = talk.connection.peer;
         let response = match self.exchange(&talk, request).await {
             Ok(reply) => written(reply),
-            Err((status, reason)) => self.refuse(peer, status, &reason),
+            Err(refusal) => self.refuse(peer, refusal.status, &refusal.reason),
         };
         self.metrics
             .count(RESPONSES, format!("{NAME}/{}", response.status().as_u16()));
@@ -155,18 +155,21 @@ impl AttestService {
         &self,
         talk: &Talk,
         request: Request<Incoming>,
-    ) -> Result<WireReply, (StatusCode, Reason)> {
+    ) -> Result<WireReply, Refusal> {
         let asked = match request.uri().path() {
             HELLO_PATH => Next::Hello,
             EVIDENCE_PATH => Next::Evidence,
             other => {
                 let found = telemetry::redact(other);
-                return Err((StatusCode::NOT_FOUND, wrong("malformed.path", found)));
+                return Err(Refusal::new(
+                    StatusCode::NOT_FOUND,
+                    wrong("malformed.path", found),
+                ));
             }
         };
         if *request.method() != Method::POST {
             let found = telemetry::redact(request.method().as_str());
-            return Err((
+            return Err(Refusal::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 wrong("malformed.method", found),
             ));
@@ -182,7 +185,7 @@ impl AttestService {
             Next::Hello | Next::Nothing => self.handle.hello(talk.connection.clone(), body).await,
         };
         let reply = reply.map_err(|_| {
-            (
+            Refusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Reason::new(
                     "gateway.busy",
@@ -225,10 +228,10 @@ impl AttestService {
 }
 
 /// A step is used up when it begins: a second hello never replaces the first one's session.
-fn take_turn(talk: &Talk, asked: Next) -> Result<(), (StatusCode, Reason)> {
+fn take_turn(talk: &Talk, asked: Next) -> Result<(), Refusal> {
     let mut next = talk.next.lock().unwrap_or_else(PoisonError::into_inner);
     if *next != asked {
-        return Err((
+        return Err(Refusal::new(
             StatusCode::CONFLICT,
             Reason::new(
                 "session.order",

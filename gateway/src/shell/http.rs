@@ -28,6 +28,25 @@ const HEAD_MAX_BYTES: usize = 16 * 1024;
 /// Most header fields in a request.
 const HEADERS_MAX: usize = 64;
 
+/// A request that is not done: HTTP status and reason.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Status of the response.
+    pub status: StatusCode,
+    /// Why; boxed, since most requests have none.
+    pub reason: Box<Reason>,
+}
+
+impl Refusal {
+    /// A refusal.
+    pub fn new(status: StatusCode, reason: Reason) -> Self {
+        Self {
+            status,
+            reason: Box::new(reason),
+        }
+    }
+}
+
 /// Serves one connection until it ends, fails or `cancel` asks it to finish.
 pub async fn serve<I, F, Fut>(io: I, idle: Duration, cancel: CancellationToken, handler: F)
 where
@@ -111,7 +130,7 @@ pub async fn read_body(
     request: Request<Incoming>,
     max: usize,
     limit: Duration,
-) -> Result<Bytes, (StatusCode, Reason)> {
+) -> Result<Bytes, Refusal> {
     check_encoding(request.headers())?;
     if let Some(length) = content_length(request.headers()).filter(|length| *length > max as u64) {
         return Err(too_large(max, format!("{length} bytes")));
@@ -120,7 +139,7 @@ pub async fn read_body(
     match tokio::time::timeout(limit, collect).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(max, "more".to_owned())),
-        Ok(Err(error)) => Err((
+        Ok(Err(error)) => Err(Refusal::new(
             StatusCode::BAD_REQUEST,
             Reason::new(
                 "malformed.body",
@@ -130,7 +149,7 @@ pub async fn read_body(
                 "look for packet loss between peer and appliance",
             ),
         )),
-        Err(_) => Err((
+        Err(_) => Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
             Reason::new(
                 "malformed.slow",
@@ -143,11 +162,11 @@ pub async fn read_body(
     }
 }
 
-fn check_encoding(headers: &HeaderMap) -> Result<(), (StatusCode, Reason)> {
+fn check_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
     match headers.get(header::CONTENT_ENCODING) {
         None => Ok(()),
         // Hashes are taken over the body as sent, so there is no second form of it.
-        Some(value) => Err((
+        Some(value) => Err(Refusal::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Reason::new(
                 "malformed.encoding",
@@ -169,8 +188,8 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
         .ok()
 }
 
-fn too_large(max: usize, found: String) -> (StatusCode, Reason) {
-    (
+fn too_large(max: usize, found: String) -> Refusal {
+    Refusal::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         Reason::new(
             "malformed.size",

@@ -379,17 +379,20 @@ mod tests {
     const ECDSA: SignatureScheme = SignatureScheme::ECDSA_NISTP256_SHA256;
     const PKCS1: SignatureScheme = SignatureScheme::RSA_PKCS1_SHA256;
 
+    /// Client, suites, signatures, groups, and whether it gets the P-256 certificate.
+    type Row<'a> = (
+        &'a str,
+        &'a [CipherSuite],
+        &'a [SignatureScheme],
+        Option<&'a [NamedGroup]>,
+        bool,
+    );
+
     #[test]
     fn certificate_by_client_hello() {
         let p256 = [NamedGroup::X25519, NamedGroup::secp256r1];
         let x25519 = [NamedGroup::X25519];
-        let rows: [(
-            &str,
-            &[CipherSuite],
-            &[SignatureScheme],
-            Option<&[NamedGroup]>,
-            bool,
-        ); 6] = [
+        let rows: [Row<'_>; 6] = [
             (
                 "iPXE 2.0: both",
                 &[

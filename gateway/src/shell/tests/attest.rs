@@ -10,7 +10,7 @@ use crate::metrics::{Metrics, REQUESTS_REFUSED, TLS_REFUSED};
 use crate::shell::enroll::{self, AttestService};
 use crate::shell::listen::{ATTEST, Bounds, Listener};
 use crate::shell::tls;
-use crate::testing::{TestCa, driver, text_of};
+use crate::testing::{TestCa, counted, driver, text_of};
 
 struct Site {
     address: SocketAddr,
@@ -21,9 +21,12 @@ struct Site {
     dir: tempfile::TempDir,
 }
 
+/// Connection, session, exporter, body.
+type Hello = (u64, [u8; 16], [u8; 32], Vec<u8>);
+
 #[derive(Default)]
 struct Seen {
-    hellos: Vec<(u64, [u8; 16], [u8; 32], Vec<u8>)>,
+    hellos: Vec<Hello>,
     evidence: Vec<(u64, usize)>,
     closed: Vec<u64>,
 }
@@ -261,7 +264,8 @@ async fn rejects_tls_1_2_and_gives_no_tickets() {
     let address = site.address.to_string();
     let said = text_of("openssl", &["s_client", "-connect", &address, "-tls1_2"]).await;
     assert!(said.contains("alert"), "{said}");
-    assert_eq!(site.metrics.get(TLS_REFUSED, "tls.version"), 1);
+    let count = counted(&site.metrics, TLS_REFUSED, "tls.version", 1).await;
+    assert_eq!(count, 1);
     let said = text_of("openssl", &["s_client", "-connect", &address, "-tls1_3"]).await;
     assert!(said.contains("TLSv1.3"), "{said}");
     assert!(!said.contains("New Session Ticket arrived"), "{said}");

@@ -13,7 +13,7 @@ use crate::metrics::{BOOT_BYTES, CONNECTIONS, Metrics, TLS_REFUSED};
 use crate::shell::https_boot::{self, BootService};
 use crate::shell::listen::{BOOT, Listener};
 use crate::shell::tls::{self, BootCertificates};
-use crate::testing::{TestCa, driver, text_of};
+use crate::testing::{TestCa, counted, driver, text_of};
 
 /// Both boot listeners with one artefact, and what the driver was asked.
 pub(super) struct Site {
@@ -274,5 +274,6 @@ async fn rejects_plain_http_on_the_https_port() {
     let site = site().await;
     let url = format!("http://{}/", site.https);
     site.curl(&[&url]).await;
-    assert_eq!(site.metrics.get(TLS_REFUSED, "tls.not_tls"), 1);
+    let count = counted(&site.metrics, TLS_REFUSED, "tls.not_tls", 1).await;
+    assert_eq!(count, 1);
 }

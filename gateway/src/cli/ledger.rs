@@ -1,0 +1,90 @@
+//! `vestibule ledger`: verify and export on files, show on a running appliance.
+
+use std::fs::OpenOptions;
+use std::io::{BufWriter, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::client::Client;
+use super::{Exit, Failure, LedgerCommand, Output};
+use crate::admin::types::LedgerPage;
+
+/// `vestibule ledger ...`
+pub(super) fn run(out: &Output, command: LedgerCommand) -> Result<Exit, Failure> {
+    match command {
+        LedgerCommand::Verify { path, ca } => verify(out, &path, &ca),
+        LedgerCommand::Export {
+            path,
+            out: file,
+            show_names,
+        } => export(out, &path, &file, show_names),
+        LedgerCommand::Show { from, max, desk } => {
+            let page: LedgerPage =
+                Client::open(&desk)?.get(&format!("/v1/ledger?from={from}&max={max}"))?;
+            out.print(&page, || {
+                page.entries
+                    .iter()
+                    .filter_map(|entry| serde_json::to_string(entry).ok())
+                    .map(|line| line + "\n")
+                    .collect()
+            });
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn verify(out: &Output, path: &Path, ca: &Path) -> Result<Exit, Failure> {
+    let anchor = super::read_certificate(ca)?;
+    let report = store::verify(path, &anchor).map_err(|error| failure(&error))?;
+    let head = hex::encode(report.head);
+    let value = json!({
+        "entries": report.entries,
+        "segments": report.segments,
+        "signatures": report.signatures,
+        "last_seq": report.last_seq,
+        "head": head,
+    });
+    out.print(&value, || {
+        format!(
+            "verified: {} entries, {} segments, {} signatures, head {head}",
+            report.entries, report.segments, report.signatures
+        )
+    });
+    Ok(Exit::Done)
+}
+
+fn export(out: &Output, path: &Path, file: &Path, show_names: bool) -> Result<Exit, Failure> {
+    let unwritable = |error: std::io::Error| {
+        Failure::told(
+            Exit::Storage,
+            format!("cannot write {}: {error}", file.display()),
+        )
+    };
+    let target = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)
+        .map_err(unwritable)?;
+    let mut writer = BufWriter::new(target);
+    let report = store::export(path, &mut writer, show_names).map_err(|error| failure(&error))?;
+    writer.flush().map_err(unwritable)?;
+    writer.get_ref().sync_all().map_err(unwritable)?;
+    let head = hex::encode(report.head);
+    let value = json!({ "entries": report.entries, "head": head });
+    out.print(&value, || {
+        format!("exported: {} entries, head {head}", report.entries)
+    });
+    Ok(Exit::Done)
+}
+
+/// A ledger that cannot be read is the storage's fault; one that does not hold is a failed check.
+fn failure(error: &store::VerifyError) -> Failure {
+    let exit = match error {
+        store::VerifyError::Read { .. } | store::VerifyError::Write(_) => Exit::Storage,
+        _ => Exit::Refused,
+    };
+    Failure::new(exit, error)
+}

@@ -1,0 +1,261 @@
+//! `vestibule machine`, `claims`, `image` and `status`: the admin API in words.
+
+use std::fmt::Write as _;
+
+use gateway_core::view::{MachineView, StatusView};
+use serde_json::json;
+
+use super::client::Client;
+use super::{Desk, Exit, Failure, ImageCommand, MachineCommand, OneMachine, Output};
+use crate::admin::types::{
+    ApproveRequest, Done, FloorRequest, ImageList, MachineList, NoFields, Timeline, WithdrawRequest,
+};
+
+/// `vestibule machine ...`
+pub(super) fn machine(out: &Output, command: MachineCommand) -> Result<Exit, Failure> {
+    match command {
+        MachineCommand::List(desk) => {
+            let list: MachineList = Client::open(&desk)?.get("/v1/machines")?;
+            out.print(&list, || table(&list.machines));
+            Ok(Exit::Done)
+        }
+        MachineCommand::Show(one) => show(out, &one),
+        MachineCommand::Approve {
+            one,
+            compared,
+            class,
+            disk_serial,
+            port,
+        } => {
+            let body = ApproveRequest {
+                compared,
+                class,
+                disk_serial,
+                port,
+            };
+            let path = format!("/v1/claims/{}/approve", segment(&one.machine)?);
+            act(out, &one, &path, &body, "approved")
+        }
+        MachineCommand::Withdraw { one, why } => {
+            let path = path_of(&one, "withdraw")?;
+            act(out, &one, &path, &WithdrawRequest { why }, "withdrawn")
+        }
+        MachineCommand::Cordon(one) => bare(out, &one, "cordon", "cordoned"),
+        MachineCommand::Uncordon(one) => bare(out, &one, "uncordon", "uncordoned"),
+        MachineCommand::Installed(one) => bare(out, &one, "installed", "marked installed"),
+        MachineCommand::Retire(one) => bare(out, &one, "retire", "retired"),
+    }
+}
+
+/// `vestibule claims`
+pub(super) fn claims(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
+    let list: MachineList = Client::open(desk)?.get("/v1/claims")?;
+    out.print(&list, || {
+        let mut text = String::new();
+        for claim in &list.machines {
+            let _ = writeln!(text, "{}", claim.machine);
+            let serial = claim.serial.as_deref().unwrap_or("none");
+            let assurance = claim.assurance.as_deref().unwrap_or("none");
+            let report = claim.report_sha256.as_deref().unwrap_or("none");
+            let _ = writeln!(text, "  serial     {}", plain(serial));
+            let _ = writeln!(text, "  assurance  {assurance}");
+            for name in &claim.ek_names {
+                let _ = writeln!(text, "  EK         {name}");
+            }
+            let _ = writeln!(text, "  report     {report}");
+        }
+        if text.is_empty() {
+            text.push_str("no pending claims\n");
+        }
+        text
+    });
+    Ok(Exit::Done)
+}
+
+/// `vestibule status`
+pub(super) fn status(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
+    let status: StatusView = Client::open(desk)?.get("/v1/status")?;
+    out.print(&status, || {
+        let mut text = format!(
+            "appliance       {}\nseal            {}\nledger entries  {}\nleases          {}\nsessions        {}\n",
+            status.appliance, status.seal, status.ledger_entries, status.leases, status.sessions
+        );
+        for (state, count) in &status.machines {
+            let _ = writeln!(text, "machines        {count} {state}");
+        }
+        for (code, count) in &status.refusals {
+            let _ = writeln!(text, "refusals        {count} {code}");
+        }
+        text
+    });
+    Ok(Exit::Done)
+}
+
+/// `vestibule image ...`
+pub(super) fn image(out: &Output, command: ImageCommand) -> Result<Exit, Failure> {
+    match command {
+        ImageCommand::List(desk) => {
+            let list: ImageList = Client::open(&desk)?.get("/v1/images")?;
+            out.print(&list, || {
+                let mut text = String::from("NAME VERSION FLOOR ARCH SHA256\n");
+                for image in &list.images {
+                    let artefact = &image.artefact;
+                    let withdrawn = if image.withdrawn { " withdrawn" } else { "" };
+                    let _ = writeln!(
+                        text,
+                        "{} {} {} {} {}{withdrawn}",
+                        artefact.name,
+                        artefact.version,
+                        image.floor,
+                        artefact.arch,
+                        artefact.sha256
+                    );
+                }
+                text
+            });
+            Ok(Exit::Done)
+        }
+        ImageCommand::Floor { name, floor, desk } => {
+            let path = format!("/v1/images/{}/floor", segment(&name)?);
+            let done: Done = Client::open(&desk)?.post(&path, &FloorRequest { floor })?;
+            out.print(&done, || format!("{name}: floor {floor}"));
+            Ok(Exit::Done)
+        }
+        ImageCommand::Withdraw { sha256, desk } => {
+            let path = format!("/v1/images/{}/withdraw", segment(&sha256)?);
+            let done: Done = Client::open(&desk)?.post(&path, &NoFields {})?;
+            out.print(&done, || format!("{sha256}: withdrawn"));
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn show(out: &Output, one: &OneMachine) -> Result<Exit, Failure> {
+    let client = Client::open(&one.desk)?;
+    let path = format!("/v1/machines/{}", segment(&one.machine)?);
+    let view: MachineView = client.get(&path)?;
+    let timeline: Timeline = client.get(&format!("{path}/timeline"))?;
+    let value = json!({ "machine": view, "timeline": timeline.timeline });
+    out.print(&value, || {
+        let mut text = String::new();
+        for (name, value) in [
+            ("machine", Some(view.machine.0.as_str())),
+            ("state", Some(view.state.as_str())),
+            ("boots", Some(view.boot.as_str())),
+            ("class", view.class.as_deref()),
+            ("serial", view.serial.as_deref()),
+            ("disk", view.disk_serial.as_deref()),
+            ("port", view.port.as_deref()),
+            ("assurance", view.assurance.as_deref()),
+            ("report", view.report_sha256.as_deref()),
+        ] {
+            if let Some(value) = value {
+                let _ = writeln!(text, "{name:<10} {}", plain(value));
+            }
+        }
+        for name in &view.ek_names {
+            let _ = writeln!(text, "{:<10} {name}", "EK");
+        }
+        for mac in &view.macs {
+            let _ = writeln!(text, "{:<10} {mac}", "MAC");
+        }
+        for reason in &view.reasons {
+            let _ = writeln!(text, "{:<10} {}", "refused", plain(&reason.to_string()));
+        }
+        for entry in &timeline.timeline {
+            let seq = entry.seq.map(|seq| format!(" {seq}")).unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "{} {}{seq} {}",
+                entry.at.0,
+                entry.source,
+                plain(&entry.text)
+            );
+            for reason in &entry.reasons {
+                let _ = writeln!(text, "    {}", plain(&reason.to_string()));
+            }
+        }
+        text
+    });
+    Ok(Exit::Done)
+}
+
+fn bare(out: &Output, one: &OneMachine, act_name: &str, done: &str) -> Result<Exit, Failure> {
+    let path = path_of(one, act_name)?;
+    act(out, one, &path, &NoFields {}, done)
+}
+
+fn act<B: serde::Serialize>(
+    out: &Output,
+    one: &OneMachine,
+    path: &str,
+    body: &B,
+    word: &str,
+) -> Result<Exit, Failure> {
+    let done: Done = Client::open(&one.desk)?.post(path, body)?;
+    out.print(&done, || format!("{}: {word}", one.machine));
+    Ok(Exit::Done)
+}
+
+fn path_of(one: &OneMachine, act: &str) -> Result<String, Failure> {
+    Ok(format!("/v1/machines/{}/{act}", segment(&one.machine)?))
+}
+
+/// A name as one URL segment. Names that would need encoding are no names of ours.
+fn segment(name: &str) -> Result<&str, Failure> {
+    let usable = !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if usable {
+        Ok(name)
+    } else {
+        let text = format!("expected a name of a-z 0-9 . _ -, found {name:?}");
+        Err(Failure::told(Exit::Usage, text))
+    }
+}
+
+/// Text a machine has claimed must not move the operator's cursor.
+fn plain(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+fn table(machines: &[MachineView]) -> String {
+    let mut text = format!(
+        "{:<24} {:<11} {:<10} {:<18} {}\n",
+        "MACHINE", "STATE", "BOOTS", "MAC", "LAST REFUSAL"
+    );
+    for machine in machines {
+        let mac = machine.macs.first().map(ToString::to_string);
+        let code = machine.reasons.first().map_or("", |reason| &reason.code);
+        let _ = writeln!(
+            text,
+            "{:<24} {:<11} {:<10} {:<18} {code}",
+            machine.machine.0,
+            machine.state,
+            machine.boot,
+            mac.unwrap_or_default()
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_names_that_are_no_url_segment() {
+        assert!(segment("node-1.rack_2").is_ok());
+        for wrong in ["", "a/b", "a b", "..%2f", "\u{e9}"] {
+            assert_eq!(segment(wrong).expect_err(wrong).exit, Exit::Usage);
+        }
+    }
+
+    #[test]
+    fn claimed_text_cannot_write_to_the_terminal() {
+        assert_eq!(plain("a\u{1b}[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    }
+}

@@ -1,0 +1,477 @@
+//! The command line of `vestibule`.
+//!
+//! Decides words, output and exit codes; docs/OPERATIONS.md has the same table. Commands that look
+//! at or change a running appliance use the admin API with the owner's certificate; the others work
+//! on files. Knows no protocol.
+
+mod client;
+mod ledger;
+mod local;
+mod machine;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, DEFAULT_PATH, LoadError};
+use crate::images::ImageError;
+use crate::inventory::DeclaredError;
+use crate::shell::listen::BindError;
+use crate::telemetry;
+
+/// How a command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// Done.
+    Done = 0,
+    /// Refused, or a check failed.
+    Refused = 1,
+    /// Wrong usage or configuration.
+    Usage = 2,
+    /// A privilege or a dependency is missing.
+    Privilege = 3,
+    /// The TPM or the seal.
+    Tpm = 4,
+    /// The storage.
+    Storage = 5,
+    /// The network or the peer.
+    Network = 6,
+}
+
+impl Exit {
+    /// All of them, for documents and tests.
+    pub const ALL: [Exit; 7] = [
+        Exit::Done,
+        Exit::Refused,
+        Exit::Usage,
+        Exit::Privilege,
+        Exit::Tpm,
+        Exit::Storage,
+        Exit::Network,
+    ];
+
+    /// Meaning, as in docs/OPERATIONS.md.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Exit::Done => "done",
+            Exit::Refused => "refused, or a check failed",
+            Exit::Usage => "wrong usage or configuration",
+            Exit::Privilege => "a privilege or a dependency is missing",
+            Exit::Tpm => "the TPM or the seal",
+            Exit::Storage => "the storage",
+            Exit::Network => "the network or the peer",
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Why a command failed: the text for the operator and the exit code.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit code.
+    pub exit: Exit,
+    /// One line, or one line per mistake.
+    pub text: String,
+}
+
+impl Failure {
+    /// A failure from an error and its causes.
+    pub fn new(exit: Exit, error: &(dyn std::error::Error + 'static)) -> Self {
+        Self {
+            exit,
+            text: telemetry::chain(error),
+        }
+    }
+
+    /// A failure told in our own words.
+    pub fn told(exit: Exit, text: impl Into<String>) -> Self {
+        Self {
+            exit,
+            text: text.into(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        Self::new(Exit::Usage, &error)
+    }
+}
+
+impl From<DeclaredError> for Failure {
+    fn from(error: DeclaredError) -> Self {
+        Self::new(Exit::Usage, &error)
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        let exit = match error {
+            ImageError::Read { .. } => Exit::Usage,
+            ImageError::Refused { .. } => Exit::Refused,
+        };
+        Self::new(exit, &error)
+    }
+}
+
+impl From<BindError> for Failure {
+    fn from(error: BindError) -> Self {
+        Self::new(exit_of_io(&error.source), &error)
+    }
+}
+
+impl From<store::StoreError> for Failure {
+    fn from(error: store::StoreError) -> Self {
+        Self::new(Exit::Storage, &error)
+    }
+}
+
+/// A socket that may not be opened is a missing privilege; one that cannot be is the network.
+pub(crate) fn exit_of_io(error: &std::io::Error) -> Exit {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => Exit::Privilege,
+        _ => Exit::Network,
+    }
+}
+
+/// Holds every machine at the door until its TPM proves who it is.
+#[derive(Debug, Parser)]
+#[command(name = "vestibule", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// The machines of a running appliance.
+    #[command(subcommand)]
+    Machine(MachineCommand),
+    /// Pending claims of a running appliance.
+    Claims(Desk),
+    /// Boot images of a running appliance.
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// The signed ledger.
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
+    /// The state directory of a stopped daemon.
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// State of a running appliance.
+    Status(Desk),
+}
+
+/// Which configuration file.
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArg {
+    /// Configuration file.
+    #[arg(long, default_value = DEFAULT_PATH)]
+    pub config: PathBuf,
+}
+
+impl ConfigArg {
+    fn load(&self) -> Result<Config, Failure> {
+        Ok(Config::load(&self.config)?)
+    }
+}
+
+/// `vestibule config`
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// List every mistake in the configuration and the files it names.
+    Check {
+        /// Configuration.
+        #[command(flatten)]
+        config: ConfigArg,
+        /// Leave out the boot images, which may not be built yet.
+        #[arg(long)]
+        without_images: bool,
+    },
+}
+
+/// How to reach the admin API, and as whom.
+#[derive(Debug, Clone, Args)]
+pub struct Desk {
+    /// Folder that `claim` has written; gives the defaults of the other options.
+    #[arg(long, default_value = ".")]
+    pub desk: PathBuf,
+    /// Admin endpoint, https://ADDRESS:PORT; default: the file url of the desk.
+    #[arg(long)]
+    pub url: Option<String>,
+    /// Client certificate; default: owner.pem of the desk.
+    #[arg(long)]
+    pub cert: Option<PathBuf>,
+    /// Its private key; default: owner.key of the desk.
+    #[arg(long)]
+    pub key: Option<PathBuf>,
+    /// CA of the admin endpoint; default: admin-ca.pem of the desk.
+    #[arg(long)]
+    pub ca: Option<PathBuf>,
+}
+
+/// One machine of a running appliance.
+#[derive(Debug, Clone, Args)]
+pub struct OneMachine {
+    /// Its name.
+    pub machine: String,
+    /// The appliance.
+    #[command(flatten)]
+    pub desk: Desk,
+}
+
+/// `vestibule machine`
+#[derive(Debug, Subcommand)]
+pub enum MachineCommand {
+    /// All machines, pending claims included.
+    List(Desk),
+    /// One machine and its timeline.
+    Show(OneMachine),
+    /// Bind a pending claim.
+    Approve {
+        /// Which.
+        #[command(flatten)]
+        one: OneMachine,
+        /// How the report digest was compared: console, exported-report or none.
+        #[arg(long)]
+        compared: String,
+        /// Class, which selects the policy.
+        #[arg(long)]
+        class: Option<String>,
+        /// Serial of the one disk that may be written.
+        #[arg(long)]
+        disk_serial: Option<String>,
+        /// Switch port it is expected at, chassis/port.
+        #[arg(long)]
+        port: Option<String>,
+    },
+    /// Stop admitting it for now.
+    Cordon(OneMachine),
+    /// Undo cordon.
+    Uncordon(OneMachine),
+    /// State that it is installed: it boots its local disk from now on.
+    Installed(OneMachine),
+    /// End its access.
+    Withdraw {
+        /// Which.
+        #[command(flatten)]
+        one: OneMachine,
+        /// Why; it stays in the ledger.
+        #[arg(long)]
+        why: String,
+    },
+    /// Take it out of the fleet.
+    Retire(OneMachine),
+}
+
+/// `vestibule image`
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// The catalogue with floors.
+    List(Desk),
+    /// Raise the oldest acceptable version of an image.
+    Floor {
+        /// Name of the image.
+        name: String,
+        /// Lowest version that passes from now on.
+        floor: u64,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
+    /// Refuse an image from now on.
+    Withdraw {
+        /// SHA-256 of the artefact, hex.
+        sha256: String,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
+}
+
+/// `vestibule ledger`
+#[derive(Debug, Subcommand)]
+pub enum LedgerCommand {
+    /// Verify a ledger folder or an exported file against the infra CA certificate.
+    Verify {
+        /// Folder or file.
+        path: PathBuf,
+        /// Infra CA certificate, PEM or DER.
+        #[arg(long, alias = "anchor")]
+        ca: PathBuf,
+    },
+    /// Write the ledger as JSON Lines with a signed checkpoint.
+    Export {
+        /// State directory or ledger folder.
+        path: PathBuf,
+        /// File to write; must not exist.
+        #[arg(long)]
+        out: PathBuf,
+        /// Do not hide TPM names.
+        #[arg(long)]
+        show_names: bool,
+    },
+    /// Entries of a running appliance.
+    Show {
+        /// First sequence.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Most entries.
+        #[arg(long, default_value_t = 50)]
+        max: u64,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
+}
+
+/// `vestibule store`
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Check the state directory; changes nothing.
+    Check(StoreArgs),
+    /// Make the database anew from the journals; says what it cannot restore.
+    Rebuild(StoreArgs),
+}
+
+/// Which state directory.
+#[derive(Debug, Clone, Args)]
+pub struct StoreArgs {
+    /// Configuration that names it.
+    #[command(flatten)]
+    pub config: ConfigArg,
+    /// Infra CA certificate (PEM or DER), when the store has lost it.
+    #[arg(long, alias = "ca")]
+    pub anchor: Option<PathBuf>,
+}
+
+/// Performs a command.
+///
+/// # Errors
+/// [`Failure`] with the exit code.
+pub fn run(cli: Cli) -> Result<Exit, Failure> {
+    let out = Output { json: cli.json };
+    match cli.command {
+        Command::Config(ConfigCommand::Check {
+            config,
+            without_images,
+        }) => local::check_config(&out, &config.load()?, without_images),
+        Command::Machine(command) => machine::machine(&out, command),
+        Command::Claims(desk) => machine::claims(&out, &desk),
+        Command::Image(command) => machine::image(&out, command),
+        Command::Status(desk) => machine::status(&out, &desk),
+        Command::Ledger(command) => ledger::run(&out, command),
+        Command::Store(StoreCommand::Check(args)) => {
+            local::check_store(&out, &args.config.load()?, args.anchor.as_deref())
+        }
+        Command::Store(StoreCommand::Rebuild(args)) => {
+            local::rebuild_store(&out, &args.config.load()?, args.anchor.as_deref())
+        }
+    }
+}
+
+/// Where results go: text for people, JSON for tools.
+pub(crate) struct Output {
+    json: bool,
+}
+
+impl Output {
+    /// Prints one result; a closed pipe is not an error of ours.
+    fn print<T: serde::Serialize>(&self, value: &T, text: impl FnOnce() -> String) {
+        use std::io::Write as _;
+        let mut line = if self.json {
+            serde_json::to_string(value)
+                .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+        } else {
+            text()
+        };
+        if !line.ends_with('\n') {
+            line.push('\n');
+        }
+        let _ = std::io::stdout().write_all(line.as_bytes());
+    }
+}
+
+/// The DER bytes of the first certificate in a PEM or DER file.
+fn read_certificate(path: &std::path::Path) -> Result<Vec<u8>, Failure> {
+    use rustls_pki_types::CertificateDer;
+    use rustls_pki_types::pem::PemObject as _;
+    let bytes = std::fs::read(path).map_err(|error| {
+        Failure::told(
+            Exit::Usage,
+            format!("cannot read {}: {error}", path.display()),
+        )
+    })?;
+    if bytes.first() == Some(&0x30) {
+        return Ok(bytes);
+    }
+    CertificateDer::from_pem_slice(&bytes)
+        .map(|der| der.to_vec())
+        .map_err(|error| {
+            let text = format!("{} holds no certificate: {error}", path.display());
+            Failure::told(Exit::Usage, text)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_documents_have_the_same_exit_codes() {
+        let text = include_str!("../../../docs/OPERATIONS.md");
+        for exit in Exit::ALL {
+            let row = format!("| {} | {} |", exit as u8, exit.meaning());
+            assert!(text.contains(&row), "docs/OPERATIONS.md lacks {row}");
+        }
+    }
+
+    #[test]
+    fn the_documents_list_every_command() {
+        let text = include_str!("../../../docs/OPERATIONS.md");
+        for command in Cli::command().get_subcommands() {
+            let subs: Vec<_> = command.get_subcommands().collect();
+            let names = if subs.is_empty() {
+                vec![command.get_name().to_owned()]
+            } else {
+                subs.iter()
+                    .map(|sub| format!("{} {}", command.get_name(), sub.get_name()))
+                    .collect()
+            };
+            for name in names {
+                let shown = format!("`vestibule {name}");
+                assert!(text.contains(&shown), "docs/OPERATIONS.md lacks {shown}");
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What the owner has written down before a machine is seen: inventory, EK roots, policy.
+//!
+//! Reads the files and hands them to the cores that judge them. One unreadable file stops the
+//! start: a machine or a root left out silently would be a different decision.
+
+use std::path::{Path, PathBuf};
+
+use gateway_core::appraisal::ek::EkRoots;
+use gateway_core::appraisal::x509::CertError;
+use gateway_core::inventory::Inventory;
+use gateway_core::policy::Policy;
+use gateway_core::strict_toml::FILE_MAX_BYTES;
+
+use crate::config::{Config, InventoryFiles, LoadError, PolicySource};
+
+/// Most files in the folder of EK roots: all vendors together have below 200.
+const ROOT_FILES_MAX: usize = 1024;
+/// File names that are read there.
+const ROOT_EXTENSIONS: [&str; 5] = ["pem", "crt", "cer", "der", "cert"];
+
+/// Why the owner's files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeclaredError {
+    /// A file cannot be read, or has mistakes.
+    #[error(transparent)]
+    File(#[from] LoadError),
+    /// A certificate cannot be used.
+    #[error("{} holds no usable certificate", path.display())]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: CertError,
+    },
+    /// Far more files than there are TPM vendors.
+    #[error("{} holds more than {ROOT_FILES_MAX} files", path.display())]
+    TooManyRoots {
+        /// The folder.
+        path: PathBuf,
+    },
+}
+
+/// Everything the owner declared.
+pub struct Declared {
+    /// The machines; empty without a file.
+    pub inventory: Inventory,
+    /// Roots and intermediates for EK certificates; empty without a folder.
+    pub ek_roots: EkRoots,
+    /// The appraisal policy.
+    pub policy: Policy,
+}
+
+impl Declared {
+    /// Reads all of it.
+    ///
+    /// # Errors
+    /// The first file that cannot be used, with every mistake in it.
+    pub fn load(config: &Config) -> Result<Self, DeclaredError> {
+        Ok(Self {
+            policy: load_policy(&config.policy)?,
+            inventory: load_inventory(&config.inventory)?,
+            ek_roots: load_ek_roots(&config.inventory)?,
+        })
+    }
+}
+
+fn load_policy(source: &PolicySource) -> Result<Policy, DeclaredError> {
+    match source {
+        PolicySource::Preset(preset) => Ok(Policy::preset(*preset)),
+        PolicySource::File(path) => {
+            let text = read(path)?;
+            Ok(Policy::parse(&text).map_err(|mistakes| mistaken(path, mistakes))?)
+        }
+    }
+}
+
+fn load_inventory(files: &InventoryFiles) -> Result<Inventory, DeclaredError> {
+    let Some(path) = &files.file else {
+        return Ok(Inventory::default());
+    };
+    let text = read(path)?;
+    Ok(Inventory::parse(&text).map_err(|mistakes| mistaken(path, mistakes))?)
+}
+
+fn load_ek_roots(files: &InventoryFiles) -> Result<EkRoots, DeclaredError> {
+    let mut roots = EkRoots::default();
+    let Some(dir) = &files.ek_roots_dir else {
+        return Ok(roots);
+    };
+    let unreadable = |path: &Path| {
+        let path = path.to_owned();
+        move |source| LoadError::Read { path, source }
+    };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable(dir))? {
+        let path = entry.map_err(unreadable(dir))?.path();
+        let known = path
+            .extension()
+            .and_then(|ext| ext.to_str())
+            .is_some_and(|ext| ROOT_EXTENSIONS.contains(&ext));
+        if known {
+            paths.push(path);
+        }
+        if paths.len() > ROOT_FILES_MAX {
+            return Err(DeclaredError::TooManyRoots { path: dir.clone() });
+        }
+    }
+    // The order of a folder is not an order: the same files give the same roots everywhere.
+    paths.sort();
+    for path in paths {
+        let bytes = std::fs::read(&path).map_err(unreadable(&path))?;
+        roots
+            .add(&bytes)
+            .map_err(|source| DeclaredError::Certificate { path, source })?;
+    }
+    Ok(roots)
+}
+
+fn read(path: &Path) -> Result<String, LoadError> {
+    let unreadable = |source| LoadError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let size = std::fs::metadata(path).map_err(unreadable)?.len();
+    if size > FILE_MAX_BYTES as u64 {
+        let text = format!("{size} bytes, at most {FILE_MAX_BYTES} are read");
+        return Err(unreadable(std::io::Error::other(text)));
+    }
+    std::fs::read_to_string(path).map_err(unreadable)
+}
+
+fn mistaken(path: &Path, mistakes: Vec<gateway_core::strict_toml::Mistake>) -> LoadError {
+    LoadError::Mistakes {
+        path: path.to_owned(),
+        mistakes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TestCa;
+
+    #[test]
+    fn reads_roots_in_any_spelling_and_skips_other_files() {
+        let dir = tempfile::tempdir().expect("dir");
+        let (one, two) = (TestCa::new("one"), TestCa::new("two"));
+        std::fs::write(dir.path().join("a.pem"), one.pem).expect("written");
+        std::fs::write(dir.path().join("b.der"), &two.der).expect("written");
+        std::fs::write(dir.path().join("README"), "not a certificate").expect("written");
+        let files = InventoryFiles {
+            file: None,
+            ek_roots_dir: Some(dir.path().to_owned()),
+        };
+        assert_eq!(load_ek_roots(&files).expect("roots").len(), 2);
+        std::fs::write(dir.path().join("c.pem"), "not a certificate").expect("written");
+        let Err(error) = load_ek_roots(&files) else {
+            panic!("a broken file was taken");
+        };
+        assert!(error.to_string().contains("c.pem"), "{error}");
+    }
+
+    #[test]
+    fn rejects_missing_files_by_name() {
+        let dir = tempfile::tempdir().expect("dir");
+        let files = InventoryFiles {
+            file: Some(dir.path().join("inventory.toml")),
+            ek_roots_dir: Some(dir.path().join("roots")),
+        };
+        let Err(error) = load_inventory(&files) else {
+            panic!("no file was taken for an empty one");
+        };
+        assert!(error.to_string().contains("inventory.toml"), "{error}");
+        let Err(error) = load_ek_roots(&files) else {
+            panic!("no folder was taken for an empty one");
+        };
+        assert!(error.to_string().contains("roots"), "{error}");
+    }
+}
