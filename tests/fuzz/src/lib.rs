@@ -6,8 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod appraisal;
 pub mod boot;
 pub mod dhcp;
+pub mod lldp;
+pub mod tftp;
 pub mod tpm;
 pub mod wire;
 
@@ -34,6 +37,20 @@ pub const TARGETS: &[Target] = &[
         built_in: dhcp::seeds,
         folders: &["tests/vectors/dhcp", "corpus:dhcp"],
         cut: dhcp::payloads,
+    },
+    Target {
+        name: "tftp",
+        body: tftp::transfer,
+        built_in: tftp::seeds,
+        folders: &["tests/vectors/tftp"],
+        cut: whole,
+    },
+    Target {
+        name: "lldp",
+        body: lldp::frame,
+        built_in: lldp::seeds,
+        folders: &["tests/vectors/lldp", "corpus:lldp"],
+        cut: lldp::frames,
     },
     Target {
         name: "wire_hello",
@@ -75,6 +92,20 @@ pub const TARGETS: &[Target] = &[
         body: tpm::signature,
         built_in: tpm::signature_seeds,
         folders: &["tests/vectors/tpm", "corpus:quote"],
+        cut: whole,
+    },
+    Target {
+        name: "event_log",
+        body: appraisal::event_log,
+        built_in: appraisal::event_log_seeds,
+        folders: &["tests/vectors/eventlog", "corpus:eventlog"],
+        cut: whole,
+    },
+    Target {
+        name: "ek_cert",
+        body: appraisal::ek_cert,
+        built_in: appraisal::ek_cert_seeds,
+        folders: &["corpus:ekcert", "corpus:ca"],
         cut: whole,
     },
     Target {

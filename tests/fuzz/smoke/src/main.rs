@@ -120,6 +120,7 @@ fn run(target: &Target, input: &[u8]) -> Result<(), String> {
         Ok(()) if start.elapsed() > RUN_MAX => format!("took {:?}", start.elapsed()),
         Ok(()) => return Ok(()),
     };
+    let why: String = why.chars().take(300).collect();
     Err(format!("{why}; {}", keep(target.name, input)))
 }
 

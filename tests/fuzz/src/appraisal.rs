@@ -1,0 +1,121 @@
+//! What the verifier reads of a node's evidence: event log and EK certificate.
+
+use attest_wire::templates::Template;
+use attest_wire::tpm::HashAlg;
+use gateway_core::appraisal::eventlog::Log;
+use gateway_core::appraisal::events::{Markers, Variable};
+use gateway_core::appraisal::x509::Cert;
+use gateway_core::appraisal::{EkRoots, TimeTrust, ek};
+use gateway_core::policy::{Policy, Preset};
+
+/// An event log is parsed, replayed in each bank, and each event looked at.
+pub fn event_log(data: &[u8]) {
+    let Ok(log) = Log::parse(data) else { return };
+    for alg in [
+        HashAlg::Sha1,
+        HashAlg::Sha256,
+        HashAlg::Sha384,
+        HashAlg::Sha512,
+    ] {
+        if let Some(pcrs) = log.replay(alg) {
+            assert!(pcrs.values().all(|value| value.len() == alg.size()));
+        }
+    }
+    let markers = Markers::new();
+    for event in &log.events {
+        let _ = markers.of(event);
+        let _ = Variable::proven(event);
+        let _ = Variable::parse(event.data);
+    }
+    // Padding is no part of the log.
+    let mut padded = data.to_vec();
+    padded.extend_from_slice(&[0xff; 64]);
+    if let Ok(again) = Log::parse(&padded) {
+        assert_eq!(again.replay(HashAlg::Sha256), log.replay(HashAlg::Sha256));
+    }
+}
+
+/// A certificate from a TPM's NV memory, and files of vendors' roots. Against no root and against
+/// itself as the only root: neither may make a chain for a key it does not hold.
+pub fn ek_cert(data: &[u8]) {
+    let _ = Cert::parse(data);
+    let mut roots = EkRoots::default();
+    let _ = roots.add(data);
+    let policy = Policy::preset(Preset::Standard);
+    let chain: Vec<Cert> = Cert::parse(data).into_iter().collect();
+    for template in [Template::EkRsa2048L, Template::EkP256L] {
+        let key = template.create_primary_input();
+        for roots in [&EkRoots::default(), &roots] {
+            let judged = ek::appraise_cert(
+                &key,
+                data,
+                &chain,
+                roots,
+                TimeTrust::None,
+                &policy,
+                &mut Vec::new(),
+            );
+            assert!(judged.is_err(), "a certificate for a key of zeros");
+        }
+    }
+}
+
+fn event(pcr: u32, kind: u32, digests: &[u8], data: &[u8]) -> Vec<u8> {
+    [
+        &pcr.to_le_bytes()[..],
+        &kind.to_le_bytes(),
+        digests,
+        &(data.len() as u32).to_le_bytes(),
+        data,
+    ]
+    .concat()
+}
+
+/// A crypto-agile log with locality, a variable and a separator, and a SHA-1 log.
+pub fn event_log_seeds() -> Vec<Vec<u8>> {
+    let spec_id = [
+        &b"Spec ID Event03\0"[..],
+        &[0, 0, 0, 0, 0, 2, 0, 2],
+        &[2, 0, 0, 0],
+        &[4, 0, 20, 0, 0x0b, 0, 32, 0],
+        &[0],
+    ]
+    .concat();
+    let digests = |data: &[u8]| {
+        [
+            &[2, 0, 0, 0, 4, 0][..],
+            &HashAlg::Sha1.digest(&[data]),
+            &[0x0b, 0],
+            &HashAlg::Sha256.digest(&[data]),
+        ]
+        .concat()
+    };
+    let variable = [
+        &[
+            0x61, 0xdf, 0xe4, 0x8b, 0xca, 0x93, 0xd2, 0x11, 0xaa, 0x0d, 0, 0xe0, 0x98, 3, 0x2b,
+            0x8c,
+        ][..],
+        &10u64.to_le_bytes(),
+        &1u64.to_le_bytes(),
+        b"S\0e\0c\0u\0r\0e\0B\0o\0o\0t\0",
+        &[1],
+    ]
+    .concat();
+    let separator = [0; 4];
+    let agile = [
+        event(0, 3, &[0; 20], &spec_id),
+        event(0, 3, &digests(&[]), b"StartupLocality\0\x03"),
+        event(7, 0x8000_0001, &digests(&variable), &variable),
+        event(4, 4, &digests(&separator), &separator),
+    ]
+    .concat();
+    let sha1 = event(4, 4, &HashAlg::Sha1.digest(&[&separator]), &separator);
+    // As many events of zeros as fit an evidence body, and no padding at the end.
+    let zeros = [&vec![0; 262_143][..], &[1]].concat();
+    vec![agile, sha1.repeat(3), zeros]
+}
+
+/// No certificate can be made without a key: the field files and mutations must do.
+pub fn ek_cert_seeds() -> Vec<Vec<u8>> {
+    vec![include_bytes!("ek-like.der").to_vec()]
+}
