@@ -154,8 +154,9 @@ impl<'a> Log<'a> {
             log.push(first);
             log
         };
+        let padding = Padding::of(bytes);
         while cursor.offset < bytes.len() {
-            if cursor.only_padding() {
+            if padding.covers_from(cursor.offset) {
                 log.padding_from = Some(cursor.offset);
                 break;
             }
@@ -227,6 +228,33 @@ impl<'a> Log<'a> {
             *last = locality;
         }
         value
+    }
+}
+
+/// Where the area begins that some firmware and every CC log fill behind the last event: with 0xff,
+/// or with at least 32 bytes of 0x00. Looked for once: events may consist of zeros, too, and a log
+/// of such events must not be searched to its end at each of them.
+struct Padding {
+    zeros: usize,
+    ones: usize,
+    end: usize,
+}
+
+impl Padding {
+    fn of(bytes: &[u8]) -> Self {
+        let behind = |fill: u8| {
+            let last = bytes.iter().rposition(|&b| b != fill);
+            last.map_or(0, |at| at + 1)
+        };
+        Self {
+            zeros: behind(0),
+            ones: behind(0xff),
+            end: bytes.len(),
+        }
+    }
+
+    fn covers_from(&self, offset: usize) -> bool {
+        offset >= self.ones || (offset >= self.zeros && self.end - offset >= 32)
     }
 }
 
@@ -361,10 +389,51 @@ impl<'a> Cursor<'a> {
             data: self.data()?,
         })
     }
+}
 
-    /// Some firmware and every CC log fill the area behind the last event with 0xff or 0x00.
-    fn only_padding(&self) -> bool {
-        let rest = self.bytes.get(self.offset..).unwrap_or_default();
-        rest.iter().all(|&b| b == 0xff) || (rest.len() >= 32 && rest.iter().all(|&b| b == 0))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Legacy layout: PCR, type, SHA-1 digest, size, data.
+    fn event(digest: u8, data: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; 8];
+        out.extend_from_slice(&[digest; 20]);
+        out.extend_from_slice(&(data.len() as u32).to_le_bytes());
+        out.extend_from_slice(data);
+        out
+    }
+
+    #[test]
+    fn what_follows_the_last_event_is_padding_only_in_its_two_forms() {
+        let log = [event(1, b"x"), event(2, &[0; 4])].concat();
+        for (padding, events) in [
+            (vec![], Some(2)),
+            (vec![0xff; 1], Some(2)),
+            (vec![0xff; 100], Some(2)),
+            (vec![0; 32], Some(2)),
+            (vec![0; 31], None),
+            ([vec![0; 40], vec![1]].concat(), None),
+            ([vec![0xff; 40], vec![0]].concat(), None),
+        ] {
+            let bytes = [log.clone(), padding.clone()].concat();
+            let parsed = Log::parse(&bytes);
+            assert_eq!(
+                parsed.as_ref().ok().map(|log| log.events.len()),
+                events,
+                "{padding:?}"
+            );
+            if let Ok(parsed) = parsed {
+                let from = (!padding.is_empty()).then_some(log.len());
+                assert_eq!(parsed.padding_from, from, "{padding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn events_of_zeros_are_events_as_long_as_something_follows() {
+        let bytes = [vec![0; 32 * 3], event(7, b"")].concat();
+        let log = Log::parse(&bytes).expect("four events");
+        assert_eq!((log.events.len(), log.padding_from), (4, None));
     }
 }
