@@ -50,10 +50,7 @@ const REBOOT_PAUSE: Duration = Duration::from_secs(30);
 /// Runs as PID 1; never returns.
 pub fn run() -> ! {
     system::mount_all();
-    say(
-        "boot",
-        &format!("attester of image {}", system::image_name()),
-    );
+    say("boot", &format!("image {}", system::image_name()));
     system::load_modules();
     // A panic unwinds into the join below; PID 1 itself must not end, or the kernel panics.
     let walk = std::thread::Builder::new()

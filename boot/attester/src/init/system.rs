@@ -1,12 +1,14 @@
 //! What a kernel leaves to its first program: mounts, modules, and the end.
 
 use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::RebootMode;
 
+use super::RUN;
 use crate::console::say;
 use crate::gather::IMAGE_NAME;
 
@@ -15,7 +17,7 @@ const MODULES_LIST: &str = "/etc/modules.order";
 /// Power off once admitted; for the lab.
 const POWEROFF_WORD: &str = "vestibule.poweroff=1";
 
-/// Mounts the kernel's file systems. What is mounted already, or does not exist on this machine
+/// Mounts the kernel's file systems and makes our folder in `/run`. What is mounted already, or does not exist on this machine
 /// (EFI variables), is left alone.
 pub(super) fn mount_all() {
     for (kind, target) in [
@@ -26,6 +28,13 @@ pub(super) fn mount_all() {
         ("securityfs", "/sys/kernel/security"),
     ] {
         mount_one(kind, target);
+    }
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(RUN);
+    if let Err(error) = made {
+        say("boot", &format!("{RUN}: {error}"));
     }
 }
 
@@ -52,7 +61,10 @@ pub(super) fn load_modules() {
                 .map_err(|e| e.to_string())
                 .and_then(
                     |file| match finit_module(&file, c"", ModuleInitFlags::empty()) {
-                        Ok(()) | Err(nix::errno::Errno::EEXIST) => Ok(()),
+                        // ENODEV: a driver for something this machine does not have.
+                        Ok(()) | Err(nix::errno::Errno::EEXIST | nix::errno::Errno::ENODEV) => {
+                            Ok(())
+                        }
                         Err(errno) => Err(errno.to_string()),
                     },
                 );
