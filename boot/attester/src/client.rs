@@ -299,4 +299,12 @@ mod tests {
         assert!(head(&format!("HTTP/1.1 200 OK\r\n{many}\r\n")).is_err());
         assert!(head("SSH-2.0-OpenSSH\r\n\r\n").is_err());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_head_or_an_error(bytes in proptest::collection::vec(0_u8.., 0..600)) {
+            let _ = parse_head(&bytes);
+            let _ = parse_head(&[b"HTTP/1.1 200 OK\r\n".as_slice(), &bytes].concat());
+        }
+    }
 }

@@ -160,4 +160,11 @@ mod tests {
             "unknown"
         );
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_variable_is_read(bytes in proptest::collection::vec(0_u8.., 0..200)) {
+            let _ = path_of_load_option(&bytes);
+        }
+    }
 }

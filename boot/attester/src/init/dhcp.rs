@@ -175,6 +175,10 @@ fn message(
 /// Reads an answer to us; none when it is for somebody else, malformed or of no use.
 fn read(datagram: &[u8], xid: u32, mac: [u8; 6]) -> Option<Answer> {
     let message = Message::from_bytes(datagram).ok()?;
+    // dhcproto slices its 16 bytes of chaddr by hlen and panics on a larger one.
+    if usize::from(message.hlen()) != mac.len() {
+        return None;
+    }
     if message.opcode() != Opcode::BootReply || message.xid() != xid || message.chaddr() != mac {
         return None;
     }
@@ -328,6 +332,11 @@ mod tests {
             edit(&mut message);
             assert_eq!(read_message(&message), None, "{what}");
         }
+        let mut long_address = reply(MessageType::Offer).to_vec().unwrap();
+        for hlen in [0, 5, 7, 16, 17, 255] {
+            long_address[2] = hlen;
+            assert_eq!(read(&long_address, 7, MAC), None, "hlen {hlen}");
+        }
         let whole = reply(MessageType::Offer).to_vec().unwrap();
         for end in 0..whole.len() {
             read(&whole[..end], 7, MAC);
@@ -437,5 +446,17 @@ mod tests {
         assert_eq!(prefix_of([0, 0, 0, 0].into()), Some(0));
         assert_eq!(prefix_of([255, 255, 255, 255].into()), Some(32));
         assert_eq!(prefix_of([255, 255, 0, 255].into()), None);
+    }
+
+    proptest::proptest! {
+        /// A byte of a good answer changed, or the answer cut: read or refused, never a panic.
+        #[test]
+        fn mutated_answers_do_not_panic(at in 0_usize..300, byte in 0_u8.., end in 0_usize..400) {
+            let mut bytes = reply(MessageType::Ack).to_vec().unwrap();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            bytes.truncate(end);
+            let _ = read(&bytes, 7, MAC);
+        }
     }
 }

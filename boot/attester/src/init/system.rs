@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::RebootMode;
@@ -45,7 +46,7 @@ fn mount_one(kind: &str, target: &str) {
         _ => MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC | MsFlags::MS_NODEV,
     };
     match mount(Some(kind), target, Some(kind), flags, None::<&str>) {
-        Ok(()) | Err(nix::errno::Errno::EBUSY) => {}
+        Ok(()) | Err(Errno::EBUSY) => {}
         Err(errno) => say("boot", &format!("mounting {target}: {errno}")),
     }
 }
@@ -56,24 +57,23 @@ pub(super) fn load_modules() {
     let list = std::fs::read_to_string(MODULES_LIST).unwrap_or_default();
     for line in list.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let path = Path::new("/lib/modules").join(line);
-        let loaded =
-            File::open(&path)
-                .map_err(|e| e.to_string())
-                .and_then(
-                    |file| match finit_module(&file, c"", ModuleInitFlags::empty()) {
-                        // ENODEV: a driver for something this machine does not have.
-                        Ok(()) | Err(nix::errno::Errno::EEXIST | nix::errno::Errno::ENODEV) => {
-                            Ok(())
-                        }
-                        Err(errno) => Err(errno.to_string()),
-                    },
-                );
+        let loaded = File::open(&path)
+            .map_err(|error| error.to_string())
+            .and_then(|file| load_module(&file).map_err(|errno| errno.to_string()));
         if let Err(why) = loaded {
             say("boot", &format!("module {}: {why}", path.display()));
         }
     }
     if Path::new("/sys/firmware/efi/efivars").exists() {
         mount_one("efivarfs", "/sys/firmware/efi/efivars");
+    }
+}
+
+fn load_module(file: &File) -> nix::Result<()> {
+    match finit_module(file, c"", ModuleInitFlags::empty()) {
+        // ENODEV: a driver for something this machine does not have.
+        Err(Errno::EEXIST | Errno::ENODEV) => Ok(()),
+        other => other,
     }
 }
 
