@@ -25,6 +25,8 @@ pub const MIRROR_ENV: &str = "VESTIBULE_DEBIAN_MIRROR";
 /// Architecture of every package fetched here: that of the machines we boot.
 const ARCHITECTURE: &str = "amd64";
 const ATTEMPTS: u32 = 3;
+/// Its time says when the index of a suite was fetched, within the suite's folder.
+const INDEX_STAMP: &str = "apt/updated";
 
 const APT_GET: Tool = Tool {
     name: "apt-get",
@@ -237,7 +239,14 @@ impl Debs {
         {
             return Ok(unpacked(&folder, package, entry));
         }
-        match (self.resolve(suite, package, &folder, known.as_ref()), known) {
+        let mut resolved = self.resolve(suite, package, &folder, known.as_ref());
+        // Suites move: an index of an hour ago may name a file that has been replaced since.
+        if matches!(resolved, Err(DebError::Tool { .. }))
+            && fs::remove_file(folder.join(INDEX_STAMP)).is_ok()
+        {
+            resolved = self.resolve(suite, package, &folder, known.as_ref());
+        }
+        match (resolved, known) {
             (Ok(entry), _) => Ok(unpacked(&folder, package, &entry)),
             // Offline with an older copy: use it. Its digest was checked when it came.
             (Err(DebError::Tool { .. } | DebError::NoMirror), Some(entry)) => {
@@ -363,6 +372,7 @@ impl Debs {
 /// apt with folders of its own.
 struct Apt {
     folder: PathBuf,
+    stamp: PathBuf,
     options: Vec<String>,
 }
 
@@ -378,7 +388,7 @@ impl Apt {
         // The same text keeps its time: the stamp below compares with it.
         if fs::read_to_string(&list).ok().as_deref() != Some(text.as_str()) {
             fs::write(&list, text).map_err(|source| io_error(&list, source))?;
-            let _ = fs::remove_file(state.join("updated"));
+            let _ = fs::remove_file(folder.join(INDEX_STAMP));
         }
         let status = state.join("status");
         fs::write(&status, "").map_err(|source| io_error(&status, source))?;
@@ -403,6 +413,7 @@ impl Apt {
             "APT::Get::List-Cleanup=true".to_owned(),
         ];
         Ok(Self {
+            stamp: folder.join(INDEX_STAMP),
             folder: state,
             options: options
                 .into_iter()
@@ -421,8 +432,7 @@ impl Apt {
 
     /// Fetches the package index, unless that was done within [`INDEX_FRESH`].
     fn update(&self) -> Result<(), ToolError> {
-        let stamp = self.folder.join("updated");
-        let fresh = fs::metadata(&stamp)
+        let fresh = fs::metadata(&self.stamp)
             .and_then(|meta| meta.modified())
             .ok()
             .and_then(|time| SystemTime::now().duration_since(time).ok())
@@ -432,7 +442,7 @@ impl Apt {
         }
         self.get(&["-q", "--error-on=any", "update"])?;
         // Without the stamp the next look-up only asks the archive once more.
-        let _ = fs::write(&stamp, "");
+        let _ = fs::write(&self.stamp, "");
         Ok(())
     }
 
