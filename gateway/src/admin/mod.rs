@@ -1,7 +1,7 @@
 //! The admin endpoint: HTTPS with client certificates, JSON and one page.
 //!
 //! Decides who may ask what: the client certificate names the person and the role, the table
-//! [`ROUTES`] the role each operation needs. An operation queues a command and answers when it is
+//! `ROUTES` the role each operation needs. An operation queues a command and answers when it is
 //! in the ledger; nothing here changes state itself. Issuing has no route.
 
 mod page;
