@@ -756,12 +756,47 @@ fn rejects_row_11_secure_boot_off_however_it_is_dressed() {
         log[at] = Entry::of(7, log::EV_AUTHORITY, log::sha256(&off), &wrapped);
         log.insert(at + 1, Entry::measured(7, log::EV_VARIABLE, &on));
     });
+    // It is shown with a stray byte behind, as old shim logs its own events.
+    rejects_boot("boot.secure_boot", |log| {
+        let at = position(log, 7, log::EV_VARIABLE);
+        let shown = [&off[..], &[0xaf]].concat();
+        log[at] = Entry::of(7, log::EV_AUTHORITY, log::sha256(&off), &shown);
+        log.insert(at + 1, Entry::measured(7, log::EV_VARIABLE, &on));
+    });
     // Its data is replaced: the digest no longer fits and the event is not understood.
     let refusal = rejects_boot("boot.variable", |log| {
         let at = position(log, 7, log::EV_VARIABLE);
         log[at] = Entry::of(7, log::EV_VARIABLE, log::sha256(&off), &on);
     });
     assert!(refusal.reasons.iter().any(|r| r.code == "boot.secure_boot"));
+}
+
+#[test]
+fn authorities_of_old_shim_and_old_firmware_are_understood() {
+    let mok = log::variable([0x50; 16], "Shim", b"vendor certificate");
+    let stray = [&mok[..], &[0, 0, 0, 0, 0, 0xaf]].concat();
+    let hashed = log::sha256(&stray[..stray.len() - 1]);
+    for (entry, quirk) in [
+        (
+            Entry::of(7, log::EV_AUTHORITY, hashed, &stray),
+            "Q07-variable-padded",
+        ),
+        (
+            Entry::of(
+                7,
+                log::EV_AUTHORITY,
+                log::sha256(b"vendor certificate"),
+                &mok,
+            ),
+            "Q08-authority-content-hashed",
+        ),
+    ] {
+        let mut world = World::new();
+        let mut entries = honest_log();
+        entries.push(entry);
+        world.boots(&entries);
+        assert_eq!(admitted(world.run()).facts.quirks, [quirk]);
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::eventlog::{Event, Log};
 use super::events::{BANK, EV_EFI_VARIABLE_AUTHORITY, Marker, Markers, Variable, type_name};
 use super::facts::CatalogEntry;
+use super::quirks::Quirk;
 use super::shown;
 use crate::policy::{OptionRoms, Policy};
 use crate::reason::Reason;
@@ -26,6 +27,8 @@ pub(super) struct BootFacts {
     pub image_sha256: Option<String>,
     /// Its role.
     pub role: Option<Role>,
+    /// Oddities that were tolerated.
+    pub quirks: Vec<Quirk>,
 }
 
 /// Judges the boot; all failures at once.
@@ -38,6 +41,7 @@ pub(super) fn appraise_boot(
     let mut boot = BootJudge {
         markers: Markers::new(),
         policy,
+        quirks: Vec::new(),
         reasons: Vec::new(),
     };
     boot.separators(log);
@@ -48,6 +52,7 @@ pub(super) fn appraise_boot(
     let facts = BootFacts {
         image_sha256: uki.map(|uki| uki.sha256.clone()),
         role: uki.map(|uki| uki.role),
+        quirks: boot.quirks,
     };
     (facts, boot.reasons)
 }
@@ -55,6 +60,7 @@ pub(super) fn appraise_boot(
 struct BootJudge<'a> {
     markers: Markers,
     policy: &'a Policy,
+    quirks: Vec<Quirk>,
     reasons: Vec<Reason>,
 }
 
@@ -127,7 +133,7 @@ impl BootJudge<'_> {
                 }
                 Some(Marker::SeparatorError | Marker::BootAction) | None => {}
             }
-            let Some(variable) = Variable::proven(event) else {
+            let Some((variable, quirk)) = Variable::proven(event) else {
                 self.refuse(
                     "boot.variable",
                     "UEFI variables whose data hash to their digest in PCR 7",
@@ -137,6 +143,7 @@ impl BootJudge<'_> {
                 );
                 continue;
             };
+            self.quirks.extend(quirk);
             if variable.is_global("SecureBoot") {
                 let is_on = variable.data == [1];
                 if !ended || !is_on {

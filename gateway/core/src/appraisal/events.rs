@@ -6,6 +6,7 @@
 use attest_wire::tpm::HashAlg;
 
 use super::eventlog::Event;
+use super::quirks::Quirk;
 
 /// Bank that decisions are made in.
 pub const BANK: HashAlg = HashAlg::Sha256;
@@ -116,7 +117,7 @@ pub struct Variable<'a> {
 }
 
 impl<'a> Variable<'a> {
-    /// Parses; none when the lengths do not fit the data exactly.
+    /// Parses; none when the lengths do not fit. Up to eight zero bytes may follow (old shim).
     pub fn parse(data: &'a [u8]) -> Option<Self> {
         let (guid, rest) = data.split_at_checked(16)?;
         let (name_len, rest) = rest.split_at_checked(8)?;
@@ -124,7 +125,8 @@ impl<'a> Variable<'a> {
         let name_len = usize::try_from(u64::from_le_bytes(name_len.try_into().ok()?)).ok()?;
         let data_len = usize::try_from(u64::from_le_bytes(data_len.try_into().ok()?)).ok()?;
         let (name, content) = rest.split_at_checked(name_len.checked_mul(2)?)?;
-        if content.len() != data_len {
+        let (content, padding) = content.split_at_checked(data_len)?;
+        if padding.len() > 8 || padding.iter().any(|&b| b != 0) {
             return None;
         }
         let units = name
@@ -138,19 +140,34 @@ impl<'a> Variable<'a> {
         })
     }
 
-    /// A variable whose whole `UEFI_VARIABLE_DATA` hashes to the event's digest; for authorities
-    /// some firmware hashes only the variable's data, which is accepted as proof of that data.
-    pub fn proven(event: &Event<'a>) -> Option<Self> {
+    /// A variable that the event's digest proves, and the quirk the proof needed.
+    ///
+    /// The digest covers the whole `UEFI_VARIABLE_DATA`; for authorities some firmware hashes the
+    /// variable's content only, and old shim logs one stray byte more than it hashed.
+    pub fn proven(event: &Event<'a>) -> Option<(Self, Option<Quirk>)> {
         if let Some(data) = event.data_proven(BANK) {
-            return Self::parse(data);
+            return Some((Self::parse(data)?, None));
+        }
+        let digest = event.digest(BANK)?;
+        if event.kind != EV_EFI_VARIABLE_AUTHORITY {
+            return None;
+        }
+        if let Some((_, hashed)) = event.data.split_last()
+            && BANK.digest(&[hashed]) == digest
+        {
+            return Some((Self::parse(hashed)?, Some(Quirk::VariablePadded)));
         }
         let variable = Self::parse(event.data)?;
-        let short = event.kind == EV_EFI_VARIABLE_AUTHORITY
-            && event.digest(BANK) == Some(BANK.digest(&[variable.data]).as_slice());
+        if BANK.digest(&[variable.data]) != digest {
+            return None;
+        }
         // The type is unprotected: the data of a "SecureBoot = 0" event wrapped as the content of
-        // an authority would pass the short proof and hide it. Then the inner variable counts.
+        // an authority would pass this proof and hide it. Then the inner variable counts.
         let inner = Self::parse(variable.data);
-        short.then(|| inner.unwrap_or(variable))
+        Some((
+            inner.unwrap_or(variable),
+            Some(Quirk::AuthorityContentHashed),
+        ))
     }
 
     /// Whether it is the global variable of that name.

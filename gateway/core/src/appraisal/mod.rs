@@ -329,6 +329,7 @@ fn appraise_log(
         return;
     };
     let (boot, reasons) = boot_policy::appraise_boot(&log, &facts.pcrs, ctx.catalog, ctx.policy);
+    facts.note(&boot.quirks);
     facts.image_sha256 = boot.image_sha256;
     facts.image_role = boot.role;
     let result = if reasons.is_empty() {

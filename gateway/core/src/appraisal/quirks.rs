@@ -18,8 +18,10 @@ pub enum Quirk {
     StartupLocality,
     /// Padding behind the last event of the log.
     LogPadded,
-    /// A variable event's data does not hash to its digest and is not used.
-    EventDataUnproven,
+    /// A variable event has one stray byte more than was hashed.
+    VariablePadded,
+    /// An authority's digest covers the variable's content only.
+    AuthorityContentHashed,
 }
 
 impl Quirk {
@@ -32,7 +34,8 @@ impl Quirk {
             Self::EkChainSha1 => "Q04-ek-chain-sha1",
             Self::StartupLocality => "Q05-startup-locality",
             Self::LogPadded => "Q06-log-padded",
-            Self::EventDataUnproven => "Q07-event-data-unproven",
+            Self::VariablePadded => "Q07-variable-padded",
+            Self::AuthorityContentHashed => "Q08-authority-content-hashed",
         }
     }
 
@@ -45,7 +48,8 @@ impl Quirk {
             Self::EkChainSha1 => "vendor chains before 2016",
             Self::StartupLocality => "Intel TXT and servers with an H-CRTM",
             Self::LogPadded => "confidential computing event logs, some vendors' tables",
-            Self::EventDataUnproven => "Dell XR4520c EV_S_CRTM_VERSION and others",
+            Self::VariablePadded => "shim before 15.4: \"Shim\" authority in PCR 7",
+            Self::AuthorityContentHashed => "UEFI firmware before 2018",
         }
     }
 }
