@@ -272,8 +272,8 @@ fn an_honest_machine_is_admitted_and_everything_is_recorded() {
     assert_eq!(admission.devid, world.node.devid);
     assert!(admission.reported.is_empty(), "{:?}", admission.reported);
     let rows: Vec<u8> = admission.checks.iter().map(|check| check.row).collect();
-    // Row 1 is judged for both messages.
-    assert_eq!(rows, [1, 2, 3, 4, 5, 6, 1, 7, 8, 9, 10, 11, 12, 13, 14]);
+    // Rows 1 and 3 are judged for both messages.
+    assert_eq!(rows, [1, 2, 3, 4, 5, 6, 1, 3, 7, 8, 9, 10, 11, 12, 13, 14]);
     let record = admission.record("measured", "c0ffee");
     assert!(record.admitted);
     assert_eq!(record.policy_sha256, hex::encode(world.policy.sha256()));
@@ -398,6 +398,29 @@ fn rejects_row_03_unknown_ambiguous_and_withdrawn() {
             "ask the owner",
         ));
     });
+}
+
+#[test]
+fn rejects_row_03_a_withdrawal_between_hello_and_evidence() {
+    let mut world = World::new();
+    let body = serde_json::to_vec(&world.node.hello()).unwrap();
+    let verified = appraise_hello(&body, &world.hello_context()).unwrap();
+    let issued = make_challenge(&verified, SESSION, EXPORTER, &mut OsRng).unwrap();
+    let evidence = world.node.evidence(&Session {
+        hello_body: &body,
+        challenge_body: &issued.body,
+        exporter: EXPORTER,
+    });
+    let evidence = serde_json::to_vec(&evidence).unwrap();
+    world.binding().may_attest = Err(Reason::new(
+        "machine.state",
+        "a machine that may attest",
+        "withdrawn",
+        "the ledger",
+        "ask the owner",
+    ));
+    let appraisal = appraise_evidence(verified, issued, &evidence, &world.evidence_context());
+    refused(appraisal, "machine.state");
 }
 
 // Row 5 and 6

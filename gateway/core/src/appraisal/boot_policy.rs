@@ -225,7 +225,11 @@ impl BootJudge<'_> {
                 (entries, _) => {
                     for entry in entries {
                         self.current(entry);
-                        if entry.artefact.kind == Kind::Uki {
+                        // One image under two names is still one image.
+                        let again = ukis
+                            .iter()
+                            .any(|uki| uki.pe_sha256 == entry.artefact.pe_sha256);
+                        if entry.artefact.kind == Kind::Uki && !again {
                             ukis.push(&entry.artefact);
                         }
                     }

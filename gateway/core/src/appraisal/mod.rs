@@ -135,7 +135,7 @@ pub fn appraise_hello(
     };
     Ok(Verified(HelloFacts {
         hello_sha256: Sha256::digest(body).into(),
-        challenged: challenged(&eks, &standing),
+        challenged: relied_on(&eks, &standing),
         eks,
         standing,
         ak: publics.ak,
@@ -231,6 +231,10 @@ pub fn appraise_evidence(
     let Some(evidence) = judge.row(Check::Message, Mode::Enforce, evidence) else {
         return Appraisal::Refused(refused(judge, facts, machine, false));
     };
+    let still = one(still_bound(&hello, ctx.bindings));
+    if judge.row(Check::EkBinding, Mode::Enforce, still).is_none() {
+        return Appraisal::Refused(refused(judge, facts, machine, false));
+    }
 
     let proofs = ak::appraise_activation(
         &issued.secrets,
@@ -241,8 +245,9 @@ pub fn appraise_evidence(
     if activated.is_none() {
         return Appraisal::Refused(refused(judge, facts, machine, false));
     }
-    let challenged = hello.challenged.iter().map(|&i| &hello.eks[usize::from(i)]);
-    facts.ek_names = challenged.map(|ek| ek.name.clone()).collect();
+    facts.ek_names = challenged(&hello.eks, &hello.challenged)
+        .map(|ek| ek.name.clone())
+        .collect();
 
     let certify = ak::appraise_certify(
         &hello.ak,
@@ -287,7 +292,7 @@ pub fn appraise_evidence(
         }))),
         Standing::Enrolling => Appraisal::Possession(Box::new(PossessionProven {
             facts,
-            eks: hello.eks,
+            eks: challenged(&hello.eks, &hello.challenged).cloned().collect(),
             would_refuse: judge.reported,
             checks: judge.checks,
             _only_here: OnlyHere,
@@ -556,6 +561,26 @@ fn standing(eks: &[Ek], ctx: &HelloContext<'_>) -> Result<Standing, Reason> {
     Ok(Standing::Bound(Box::new((*binding).clone())))
 }
 
+/// Row 3 again, when the evidence comes: a withdrawal between the two messages counts.
+fn still_bound(hello: &HelloFacts, bindings: &dyn EkDirectory) -> Result<(), Reason> {
+    let Standing::Bound(then) = &hello.standing else {
+        return Ok(());
+    };
+    let mut now = hello.eks.iter().filter_map(|ek| bindings.owner(&ek.name));
+    match now.next() {
+        Some(now) if now.machine == then.machine => now.may_attest.clone(),
+        other => Err(Reason::new(
+            "ek.unknown",
+            format!("EKs still bound to {}", then.machine),
+            other.map_or("bound to none".into(), |now| {
+                format!("bound to {}", now.machine)
+            }),
+            "docs/PROTOCOL.md section 3 row 3",
+            "the binding was changed meanwhile; boot again",
+        )),
+    }
+}
+
 /// Row 4: every certificate offered is judged; without any, the policy decides.
 fn appraise_certs(
     hello: &Hello,
@@ -599,8 +624,8 @@ fn appraise_certs(
 /// Which EKs must be activated: those the binding names, those with a certificate, and RSA-2048
 /// (L), which SPIRE relies on. An EK that nobody relies on is not asked for: each costs the TPM
 /// seconds.
-fn challenged(eks: &[Ek], standing: &Standing) -> Vec<u8> {
-    let relied_on = |ek: &Ek| {
+fn relied_on(eks: &[Ek], standing: &Standing) -> Vec<u8> {
+    let counts = |ek: &Ek| {
         let bound = match standing {
             Standing::Bound(binding) => binding.ek_names.contains(&ek.name),
             Standing::Enrolling => false,
@@ -611,13 +636,17 @@ fn challenged(eks: &[Ek], standing: &Standing) -> Vec<u8> {
     };
     let mut out: Vec<u8> = (0u8..)
         .zip(eks)
-        .filter(|(_, ek)| relied_on(ek))
+        .filter(|(_, ek)| counts(ek))
         .map(|(index, _)| index)
         .collect();
     if out.is_empty() {
         out.push(0);
     }
     out
+}
+
+fn challenged<'a>(eks: &'a [Ek], indices: &[u8]) -> impl Iterator<Item = &'a Ek> {
+    indices.iter().map(|&index| &eks[usize::from(index)])
 }
 
 fn same_session(evidence: Evidence, issued: &Issued) -> Result<Evidence, Reason> {
