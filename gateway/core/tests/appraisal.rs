@@ -1053,3 +1053,18 @@ fn template_names_are_told_in_reasons() {
             .contains(Template::EkP256L.name())
     );
 }
+
+#[test]
+fn an_admission_issues_for_the_certified_devid_and_its_machine() {
+    use gateway_core::identity::UnixMillis;
+    let world = World::new();
+    let admission = admitted(world.run());
+    let now = UnixMillis(1_796_000_000_000);
+    let ldevid = gateway_core::issuer::ldevid(&admission, now, [7; 20]).unwrap();
+    assert_eq!(
+        Some(ldevid.spki_der()),
+        world.node.devid.spki_der().as_deref()
+    );
+    assert_eq!(ldevid.profile().common_name, "m-1");
+    assert!(ldevid.profile().not_after.0 - now.0 <= 24 * 3_600_000);
+}
