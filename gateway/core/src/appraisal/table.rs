@@ -227,3 +227,25 @@ impl Check {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every code is in the row of docs/PROTOCOL.md, in full or as `.detail` after its area.
+    #[test]
+    fn the_documentation_lists_every_code() {
+        let text = include_str!("../../../../docs/PROTOCOL.md");
+        for row in &TABLE {
+            let head = format!("| {} | ", row.number);
+            let line = text.lines().find(|line| line.starts_with(&head));
+            let line = line.unwrap_or_else(|| panic!("row {} is missing", row.number));
+            for code in row.codes {
+                let detail = code.rsplit('.').next().unwrap_or(code);
+                let listed =
+                    line.contains(&format!("`{code}`")) || line.contains(&format!("`.{detail}`"));
+                assert!(listed, "row {} does not list {code}", row.number);
+            }
+        }
+    }
+}
