@@ -3,13 +3,19 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod appliance;
 pub mod ca;
 pub mod cli;
 pub mod config;
+pub mod driver;
+mod effects;
 pub mod handle;
 pub mod images;
 pub mod inventory;
+pub mod issue;
 pub mod metrics;
+mod random;
+pub mod serve;
 pub mod shell;
 pub mod telemetry;
 #[cfg(test)]

@@ -59,6 +59,12 @@ pub const REQUESTS_REFUSED: Family = Family {
     label: "code",
     help: "Requests refused before they reached the gateway's core.",
 };
+/// Refusals of the core, per code.
+pub const REFUSED: Family = Family {
+    name: "vestibule_refused_total",
+    label: "code",
+    help: "Refusals of the core: appraisals, claims, sessions, DHCP and boot.",
+};
 /// Acts of administrators, per act and outcome.
 pub const ADMIN_ACTS: Family = Family {
     name: "vestibule_admin_acts_total",

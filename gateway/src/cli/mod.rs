@@ -4,6 +4,7 @@
 //! at or change a running appliance use the admin API with the owner's certificate; the others work
 //! on files. Knows no protocol.
 
+mod appliance;
 mod client;
 mod ledger;
 mod local;
@@ -164,6 +165,23 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run the daemon.
+    Serve(ConfigArg),
+    /// Become the owner of this appliance; once, with the daemon stopped.
+    Claim {
+        /// Configuration.
+        #[command(flatten)]
+        config: ConfigArg,
+        /// On the appliance's own console: whoever can read the state folder.
+        #[arg(long, required = true)]
+        local: bool,
+        /// Folder for the owner's certificate, key and the CA certificates.
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// The certificate authorities.
+    #[command(subcommand)]
+    Ca(CaCommand),
     /// The configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -197,6 +215,20 @@ impl ConfigArg {
     fn load(&self) -> Result<Config, Failure> {
         Ok(Config::load(&self.config)?)
     }
+}
+
+/// `vestibule ca`
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// Write the CA certificates (no keys) as PEM files.
+    Export {
+        /// Configuration.
+        #[command(flatten)]
+        config: ConfigArg,
+        /// Folder.
+        #[arg(long)]
+        out: PathBuf,
+    },
 }
 
 /// `vestibule config`
@@ -375,6 +407,16 @@ pub struct StoreArgs {
 pub fn run(cli: Cli) -> Result<Exit, Failure> {
     let out = Output { json: cli.json };
     match cli.command {
+        Command::Serve(config) => appliance::run_daemon(config.load()?),
+        Command::Claim {
+            config,
+            out: folder,
+            ..
+        } => appliance::claim(&out, &config.load()?, &folder),
+        Command::Ca(CaCommand::Export {
+            config,
+            out: folder,
+        }) => appliance::export(&out, &config.load()?, &folder),
         Command::Config(ConfigCommand::Check {
             config,
             without_images,

@@ -2,6 +2,8 @@
 //!
 //! Each file reads, asks (`crate::handle::Handle` or a core) and does what it was told.
 
+pub mod boot_source;
+pub mod dhcp;
 pub mod enroll;
 pub mod health;
 pub mod http;

@@ -23,7 +23,7 @@ pub struct Caller {
 pub enum Role {
     /// Reads.
     Viewer,
-    /// Approves, cordons.
+    /// Approves, cordons, withdraws: all that answers a bad night.
     Operator,
     /// Everything.
     Owner,
@@ -75,12 +75,12 @@ pub enum Command {
 impl Command {
     fn needs(&self) -> Role {
         match self {
-            Command::Approve { .. } | Command::Cordon(_) | Command::Uncordon(_) => Role::Operator,
-            Command::MarkInstalled(_)
-            | Command::Withdraw(..)
-            | Command::Retire(_)
-            | Command::ImageFloor(..)
-            | Command::ImageWithdraw(_) => Role::Owner,
+            Command::Approve { .. }
+            | Command::Cordon(_)
+            | Command::Uncordon(_)
+            | Command::MarkInstalled(_)
+            | Command::Withdraw(..) => Role::Operator,
+            Command::Retire(_) | Command::ImageFloor(..) | Command::ImageWithdraw(_) => Role::Owner,
         }
     }
 }

@@ -1,0 +1,213 @@
+//! The appliance's own identity: state folder, TPM, seal, CAs. Opened by `serve` and by
+//! `claim --local` alike, so that both make the same things in the same order at the first start.
+//!
+//! Order: store, TPM, seal (made once, opened ever after), CAs, leaves, ledger. Nothing falls back:
+//! a seal that does not open ends the start with what changed and what to do.
+
+use std::path::PathBuf;
+
+use gateway_core::identity::UnixMillis;
+use gateway_core::record::{Genesis, Record};
+use hw::clock::Clock;
+use hw::tpm::TpmError;
+use hw::tpm::{ApplianceDevice, SealBlob, SealMode, SealTpm, UpdateKey};
+use sha2::{Digest as _, Sha256};
+use store::{OpenedLedger, Recovered, Store, StoreError, StoreKey};
+use zeroize::Zeroizing;
+
+use crate::ca::{Ca, CaError, DeviceCa, Names, ServerNames};
+use crate::config::Config;
+
+/// Name of the seal in the store.
+const SEAL: &str = "appliance";
+/// Name of the update key until the owner takes it at claim.
+const UPDATE_KEY: &str = "update-key";
+/// First sealing epoch; raised by later releases, never lowered.
+const EPOCH: u64 = 1;
+
+/// Why the appliance cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplianceError {
+    /// State folder, database or ledger.
+    #[error("state folder {dir}")]
+    Store {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: StoreError,
+    },
+    /// The appliance's own TPM, or its seal.
+    #[error("the appliance's TPM at {tcti}")]
+    Tpm {
+        /// How it was reached.
+        tcti: String,
+        /// Why.
+        #[source]
+        source: TpmError,
+    },
+    /// What is kept of the seal cannot be read.
+    #[error("the seal's public part in {dir} cannot be read: restore it from a backup")]
+    SealRecord {
+        /// The state folder.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The certificate authorities.
+    #[error("certificate authorities")]
+    Ca(#[source] CaError),
+}
+
+/// The appliance, opened.
+pub struct Appliance {
+    /// The state folder.
+    pub store: Store,
+    /// How the CA keys are sealed.
+    pub seal: SealMode,
+    /// All CAs but the device CA.
+    pub ca: Ca,
+    /// LDevIDs and nothing else.
+    pub device: DeviceCa,
+    /// Records to write before anything of this start is visible.
+    pub records: Vec<Record>,
+    /// Leases and walk marks of the journal.
+    pub recovered: Recovered,
+    /// The ledger with everything in it.
+    pub ledger: OpenedLedger,
+    /// Encrypts the appliance's own secrets.
+    pub key: StoreKey,
+}
+
+impl Appliance {
+    /// Opens what is there, or makes it at the first start.
+    ///
+    /// # Errors
+    /// [`ApplianceError`].
+    pub fn open(config: &Config) -> Result<Self, ApplianceError> {
+        let dir = config.appliance.state_dir.clone();
+        let store_error = |source| ApplianceError::Store {
+            dir: dir.clone(),
+            source,
+        };
+        let now = UnixMillis(Clock.now_ms());
+        let store = Store::open(&dir).map_err(store_error)?;
+        let (kek, seal, new_update_key) = open_seal(config, &store)?;
+        let key = StoreKey::derive(&kek, "appliance");
+        if let Some(update) = new_update_key {
+            store
+                .put_secret(&key, UPDATE_KEY, &update[..])
+                .map_err(store_error)?;
+        }
+        let opened =
+            Ca::open_or_create(&store, &kek, now, names(config)).map_err(ApplianceError::Ca)?;
+        let mut records = opened.records;
+        let renewed = opened.ca.renew_due(now).map_err(ApplianceError::Ca)?;
+        records.extend(
+            renewed
+                .into_iter()
+                .map(|(_, _, record)| Record::Certificate(record)),
+        );
+        let infra = opened.ca.infra_ca();
+        let signer = opened.ca.receipt_signer().map_err(ApplianceError::Ca)?;
+        let recovered = store.recover_journal().map_err(store_error)?;
+        let ledger = store
+            .open_ledger(Box::new(signer), &infra)
+            .map_err(store_error)?;
+        if ledger.entries.is_empty() {
+            let genesis = Genesis {
+                appliance: config.appliance.name.clone(),
+                seal: seal_name(seal).to_owned(),
+                infra_ca_sha256: hex::encode(Sha256::digest(&infra)),
+            };
+            records.insert(0, Record::Genesis(genesis));
+        }
+        Ok(Self {
+            store,
+            seal,
+            ca: opened.ca,
+            device: opened.device,
+            records,
+            recovered,
+            ledger,
+            key,
+        })
+    }
+
+    /// The owner's update key, once: it leaves the store with the first claim.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn take_update_key(&self) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
+        let key = self.store.secret(&self.key, UPDATE_KEY)?;
+        self.store.remove_secret(UPDATE_KEY)?;
+        Ok(key)
+    }
+}
+
+/// Name of a sealing mode in ledger and receipts.
+pub fn seal_name(mode: SealMode) -> &'static str {
+    match mode {
+        SealMode::Development => "development",
+        SealMode::Measured => "measured",
+    }
+}
+
+type Opened = (Zeroizing<[u8; 32]>, SealMode, Option<Zeroizing<[u8; 32]>>);
+
+/// Opens the seal, or makes it when this store has none. A store with CAs and without a seal is
+/// damaged: the CAs' keys could not be read with a new one, and the CA code says so.
+fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
+    let dir = config.appliance.state_dir.clone();
+    let tcti = config.tpm.tcti.clone();
+    let tpm_error = |source| ApplianceError::Tpm {
+        tcti: tcti.clone(),
+        source,
+    };
+    let store_error = |source| ApplianceError::Store {
+        dir: dir.clone(),
+        source,
+    };
+    let mut tpm = ApplianceDevice::open(&config.tpm.tcti).map_err(tpm_error)?;
+    if let Some(bytes) = store.seal_blob(SEAL).map_err(store_error)? {
+        let blob: SealBlob =
+            serde_json::from_slice(&bytes).map_err(|source| ApplianceError::SealRecord {
+                dir: dir.clone(),
+                source,
+            })?;
+        let kek = tpm.unseal(&blob).map_err(tpm_error)?;
+        return Ok((kek, blob.mode, None));
+    }
+    let update = UpdateKey::generate(&mut rand_core::OsRng);
+    let (blob, kek) = tpm.seal(EPOCH, &update).map_err(tpm_error)?;
+    let bytes = serde_json::to_vec(&blob).map_err(|source| ApplianceError::SealRecord {
+        dir: dir.clone(),
+        source,
+    })?;
+    store.put_seal_blob(SEAL, &bytes).map_err(store_error)?;
+    if blob.mode == SealMode::Development {
+        tracing::warn!(
+            "development seal: this boot was not measured (PCR 4, 7 and 11 are zero), so any \
+             software on this board can open the CA keys; every receipt says so"
+        );
+    }
+    Ok((kek, blob.mode, Some(update.to_bytes())))
+}
+
+fn names(config: &Config) -> Names {
+    let provisioning = config.provisioning.address.address.into();
+    let mut dns = vec![format!("{}.vestibule.internal", config.appliance.name)];
+    dns.extend(config.management.names.iter().cloned());
+    Names {
+        appliance: config.appliance.name.clone(),
+        boot: ServerNames {
+            dns: vec![format!("boot.{}.vestibule.internal", config.appliance.name)],
+            ip: vec![provisioning],
+        },
+        admin: ServerNames {
+            dns,
+            ip: vec![config.management.address],
+        },
+    }
+}

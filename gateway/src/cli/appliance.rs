@@ -1,0 +1,213 @@
+//! Commands that open the appliance itself: `serve`, `claim --local`, `ca export`.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use gateway_core::identity::UnixMillis;
+use gateway_core::issuer::AdminRole;
+use gateway_core::record::{Act, OperatorAct, Record};
+use hw::clock::Clock;
+use serde_json::json;
+use store::Batch;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::{Exit, Failure, Output, exit_of_io};
+use crate::appliance::{Appliance, ApplianceError, seal_name};
+use crate::ca;
+use crate::config::Config;
+use crate::driver::DriverError;
+use crate::serve::{ServeError, serve};
+use crate::shell::dhcp::DhcpError;
+use crate::telemetry;
+
+/// `vestibule serve`
+pub(super) fn run_daemon(config: Config) -> Result<Exit, Failure> {
+    telemetry::init(&config.log).map_err(|error| Failure::new(Exit::Usage, &error))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Privilege, &error))?;
+    runtime.block_on(async {
+        let cancel = CancellationToken::new();
+        let stop = cancel.clone();
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Privilege, &error));
+        let (mut term, mut int) = (
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::interrupt())?,
+        );
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = term.recv() => tracing::info!("SIGTERM: stopping"),
+                _ = int.recv() => tracing::info!("SIGINT: stopping"),
+            }
+            stop.cancel();
+        });
+        serve(config, cancel)
+            .await
+            .map(|()| Exit::Done)
+            .map_err(Failure::from)
+    })
+}
+
+/// `vestibule claim --local`: makes the owner's certificate, once. Whoever can run this can read
+/// the state folder; the claim says who owns the appliance, not who may.
+pub(super) fn claim(out: &Output, config: &Config, folder: &Path) -> Result<Exit, Failure> {
+    let appliance = Appliance::open(config)?;
+    let claimed = appliance.ledger.entries.iter().any(
+        |entry| matches!(&entry.record, Record::Operator(act) if act.act == Act::ClaimAppliance),
+    );
+    if claimed {
+        return Err(Failure::told(
+            Exit::Refused,
+            "claim.done: expected an appliance without an owner, found one that was claimed; the \
+             owner's key was handed out then and is kept nowhere (docs/OPERATIONS.md, claim)",
+        ));
+    }
+    // The files are opened before anything is recorded: a full or read-only folder costs no claim.
+    std::fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+    let now = UnixMillis(Clock.now_ms());
+    let owner = appliance
+        .ca
+        .admin_client("owner", AdminRole::Owner, now)
+        .map_err(ApplianceError::Ca)?;
+    let mut files = Vec::new();
+    for name in ["owner.pem", "owner.key", "update-key.hex", "url"] {
+        files.push(create_private(&folder.join(name))?);
+    }
+    let mut ledger = appliance.records.clone();
+    ledger.push(Record::Certificate(owner.record.clone()));
+    ledger.push(Record::Operator(OperatorAct {
+        by: "local console".to_owned(),
+        role: "owner".to_owned(),
+        act: Act::ClaimAppliance,
+    }));
+    commit(&appliance, now, ledger)?;
+    let update_key = appliance
+        .take_update_key()?
+        .map_or_else(String::new, hex::encode);
+    let url = format!(
+        "https://{}:{}\n",
+        host(config),
+        config.management.admin_port
+    );
+    let contents = [
+        owner.cert_pem.as_bytes(),
+        owner.key_pem.as_bytes(),
+        update_key.as_bytes(),
+        url.as_bytes(),
+    ];
+    for ((path, mut file), content) in files.into_iter().zip(contents) {
+        file.write_all(content)
+            .and_then(|()| file.sync_all())
+            .map_err(|error| cannot_write(&path, &error))?;
+    }
+    let exported = ca::export(&config.appliance.state_dir, folder).map_err(ApplianceError::Ca)?;
+    let value = json!({
+        "owner": folder.join("owner.pem"),
+        "url": url.trim(),
+        "seal": seal_name(appliance.seal),
+        "exported": exported,
+    });
+    out.print(&value, || {
+        format!(
+            "claimed; owner's certificate and key: {}\nadmin endpoint: {}seal: {}\n\
+             keep update-key.hex offline: it approves new firmware and images of this appliance\n",
+            folder.join("owner.pem").display(),
+            url,
+            seal_name(appliance.seal)
+        )
+    });
+    Ok(Exit::Done)
+}
+
+/// `vestibule ca export`
+pub(super) fn export(out: &Output, config: &Config, folder: &Path) -> Result<Exit, Failure> {
+    let files = ca::export(&config.appliance.state_dir, folder).map_err(ApplianceError::Ca)?;
+    out.print(&json!({ "exported": files }), || {
+        files
+            .iter()
+            .map(|file| format!("{}\n", file.display()))
+            .collect()
+    });
+    Ok(Exit::Done)
+}
+
+fn commit(appliance: &Appliance, at: UnixMillis, ledger: Vec<Record>) -> Result<(), Failure> {
+    let (done, committed) = mpsc::channel();
+    let batch = Batch {
+        at,
+        ledger,
+        ..Batch::default()
+    };
+    appliance.ledger.committer.submit(
+        batch,
+        Box::new(move |result| {
+            // The receiver lives until the answer is in.
+            drop(done.send(result));
+        }),
+    );
+    match committed.recv() {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(Failure::new(Exit::Storage, &error)),
+        Err(error) => Err(Failure::new(Exit::Storage, &error)),
+    }
+}
+
+fn host(config: &Config) -> String {
+    match config.management.address {
+        std::net::IpAddr::V4(address) => address.to_string(),
+        std::net::IpAddr::V6(address) => format!("[{address}]"),
+    }
+}
+
+fn create_private(path: &Path) -> Result<(PathBuf, std::fs::File), Failure> {
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map(|file| (path.to_owned(), file))
+        .map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::told(
+        Exit::Storage,
+        format!("cannot write {}: {error}", path.display()),
+    )
+}
+
+impl From<ApplianceError> for Failure {
+    fn from(error: ApplianceError) -> Self {
+        let exit = match error {
+            ApplianceError::Store { .. } | ApplianceError::Ca(_) => Exit::Storage,
+            ApplianceError::SealRecord { .. } | ApplianceError::Tpm { .. } => Exit::Tpm,
+        };
+        Self::new(exit, &error)
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Appliance(error) => error.into(),
+            ServeError::Declared(error) => error.into(),
+            ServeError::Image(error) => error.into(),
+            ServeError::Bind(error) => error.into(),
+            ServeError::Dhcp(_) => Self::new(Exit::Usage, &error),
+            ServeError::DhcpSocket(DhcpError::Bind { ref source, .. })
+            | ServeError::Tftp { ref source, .. } => Self::new(exit_of_io(source), &error),
+            ServeError::DhcpSocket(DhcpError::Interface { .. }) => {
+                Self::new(Exit::Privilege, &error)
+            }
+            ServeError::Tls(_) | ServeError::Ca(_) => Self::new(Exit::Storage, &error),
+            ServeError::Driver(DriverError::Commit(_) | DriverError::Sequence { .. }) => {
+                Self::new(Exit::Storage, &error)
+            }
+            ServeError::Task(_) => Self::new(Exit::Refused, &error),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! THE loop: one task owns the core. Input -> handle -> persist -> perform.
+//!
+//! It drains what is ready, hands each input to [`Gateway`], gives the records to the one committer
+//! thread, and performs the other effects in order when the commit is acknowledged; meanwhile the
+//! next inputs are handled. It never waits for a disk or a TPM itself. A commit that fails stops
+//! the daemon: what is not on disk must not be seen.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use gateway_core::admission::effect::Effect;
+use gateway_core::gateway::{Gateway, Input};
+use gateway_core::identity::UnixMillis;
+use hw::clock::Clock;
+use store::{Batch, CommitError, Committed, Committer};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
+
+use crate::effects::{Perform, Performer};
+use crate::handle::Request;
+
+/// Inputs handled before the records go to the committer.
+const DRAIN_MAX: usize = 256;
+/// Or this long, whichever is first.
+const DRAIN_TIME: Duration = Duration::from_millis(1);
+/// Batches with the committer at once. While this many wait for the disk, inputs wait too.
+const COMMITS_MAX: usize = 4;
+/// The core is woken at least this often, so that a timer it set while busy is not missed.
+const IDLE_MAX: Duration = Duration::from_secs(1);
+
+/// Why the loop ended.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// A record could not be made durable.
+    #[error("a decision could not be recorded; the gateway stops")]
+    Commit(#[source] CommitError),
+    /// The store numbered a record otherwise than the core.
+    #[error("ledger sequence {found} where {expected} was expected; the gateway stops")]
+    Sequence {
+        /// What the core numbered.
+        expected: u64,
+        /// What the store wrote.
+        found: u64,
+    },
+}
+
+/// What comes back to the loop from committer, workers and CA.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one per commit or appraisal, moved once"
+)]
+pub(crate) enum Done {
+    /// A batch is on disk, or never will be.
+    Committed(Result<Committed, CommitError>),
+    /// Work or a certificate is ready.
+    Input(Input),
+}
+
+/// A batch that waits for the disk, and what to do then.
+struct Waiting {
+    first_seq: Option<u64>,
+    perform: Vec<Perform>,
+}
+
+/// The loop's own state.
+pub(crate) struct Driver {
+    pub gateway: Gateway,
+    pub clock: Clock,
+    /// The latest time handed to the core: a clock that is set back stands still there.
+    pub last: UnixMillis,
+    pub requests: mpsc::Receiver<Request>,
+    pub done_tx: mpsc::UnboundedSender<Done>,
+    pub done_rx: mpsc::UnboundedReceiver<Done>,
+    pub committer: Committer,
+    pub performer: Performer,
+    pub cancel: CancellationToken,
+}
+
+impl Driver {
+    /// Runs until cancelled.
+    ///
+    /// # Errors
+    /// [`DriverError`] when a decision could not be recorded.
+    pub async fn run(mut self) -> Result<(), DriverError> {
+        let mut waiting: VecDeque<Waiting> = VecDeque::new();
+        loop {
+            let open = waiting.len() < COMMITS_MAX;
+            let timeout = self.timeout();
+            let mut answers = Vec::new();
+            // One clock reading per turn: every record of a batch carries the same time.
+            tokio::select! {
+                () = self.cancel.cancelled() => break,
+                done = self.done_rx.recv() => {
+                    if let Some(done) = done {
+                        self.done(done, &mut waiting)?;
+                    }
+                }
+                request = self.requests.recv(), if open => match request {
+                    Some(request) => {
+                        let now = self.now();
+                        self.request(now, request, &mut answers);
+                        self.drain(now, &mut answers);
+                    }
+                    None => break,
+                },
+                () = tokio::time::sleep(timeout) => {
+                    let now = self.now();
+                    self.gateway.handle_timeout(now);
+                }
+            }
+            self.commit(answers, &mut waiting)?;
+        }
+        // Everything decided is written before the process ends; its effects are not performed.
+        Ok(())
+    }
+
+    fn now(&mut self) -> UnixMillis {
+        self.last = self.last.max(UnixMillis(self.clock.now_ms()));
+        self.last
+    }
+
+    fn timeout(&mut self) -> Duration {
+        let now = self.now();
+        self.gateway
+            .poll_timeout()
+            .map_or(IDLE_MAX, |at| {
+                Duration::from_millis(at.0.saturating_sub(now.0))
+            })
+            .clamp(Duration::from_millis(1), IDLE_MAX)
+    }
+
+    /// Takes what else is ready.
+    fn drain(&mut self, now: UnixMillis, answers: &mut Vec<Perform>) {
+        let start = Instant::now();
+        for _ in 1..DRAIN_MAX {
+            if start.elapsed() >= DRAIN_TIME {
+                return;
+            }
+            match self.requests.try_recv() {
+                Ok(request) => self.request(now, request, answers),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// One question. Those that only read are answered with the batch, after its commit, so that
+    /// nobody sees what a crash could still undo.
+    fn request(&mut self, now: UnixMillis, request: Request, answers: &mut Vec<Perform>) {
+        match request {
+            Request::Datagram(bytes, ingress) => {
+                self.gateway.handle(now, Input::Datagram { bytes, ingress });
+            }
+            Request::Hello(conn, body, reply) => {
+                self.performer.expect_reply(conn.id, reply);
+                let mut seed = Zeroizing::new([0; 32]);
+                crate::random::fill(&mut seed[..]);
+                let input = Input::Hello {
+                    conn: conn.id,
+                    peer: conn.peer.ip(),
+                    session: conn.session,
+                    exporter: conn.exporter,
+                    seed,
+                    body: body.into(),
+                };
+                self.gateway.handle(now, input);
+            }
+            Request::Evidence(conn, body, reply) => {
+                self.performer.expect_reply(conn, reply);
+                self.gateway.handle(
+                    now,
+                    Input::Evidence {
+                        conn,
+                        body: body.into(),
+                    },
+                );
+            }
+            Request::Closed(conn) => {
+                self.performer.forget(conn);
+                self.gateway.handle(now, Input::Closed(conn));
+            }
+            Request::Script(query, reply) => {
+                let script = self.gateway.boot_script(now, &query);
+                answers.push(Perform::answer(reply, script));
+            }
+            Request::Fetch(query, reply) => {
+                let allowed = self.gateway.boot_fetch(now, &query);
+                answers.push(Perform::answer(reply, allowed));
+            }
+            Request::Machines(reply) => {
+                answers.push(Perform::answer(reply, self.gateway.machines()));
+            }
+            Request::Timeline(id, reply) => {
+                answers.push(Perform::answer(reply, self.gateway.timeline(&id)));
+            }
+            Request::Command(caller, command, reply) => {
+                let done = self.gateway.command(now, &caller, command);
+                answers.push(Perform::answer(reply, done));
+            }
+            Request::Images(reply) => answers.push(Perform::answer(reply, self.gateway.images())),
+            Request::Status(reply) => answers.push(Perform::answer(reply, self.gateway.status())),
+            Request::Ledger(from, max, reply) => answers.push(Perform::Ledger(from, max, reply)),
+        }
+    }
+
+    fn done(&mut self, done: Done, waiting: &mut VecDeque<Waiting>) -> Result<(), DriverError> {
+        match done {
+            Done::Input(input) => {
+                let now = self.now();
+                self.gateway.handle(now, input);
+            }
+            Done::Committed(result) => {
+                let committed = result.map_err(DriverError::Commit)?;
+                // The committer answers in order, each batch once.
+                let batch = waiting
+                    .pop_front()
+                    .expect("an answer belongs to a waiting batch");
+                if let Some(expected) = batch.first_seq
+                    && expected != committed.first_seq
+                {
+                    return Err(DriverError::Sequence {
+                        expected,
+                        found: committed.first_seq,
+                    });
+                }
+                for perform in batch.perform {
+                    self.performer.perform(perform, &self.done_tx);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Persist, then perform.
+    fn commit(
+        &mut self,
+        answers: Vec<Perform>,
+        waiting: &mut VecDeque<Waiting>,
+    ) -> Result<(), DriverError> {
+        let mut batch = Batch {
+            at: self.now(),
+            ..Batch::default()
+        };
+        let mut first_seq = None;
+        let mut perform = Vec::new();
+        while let Some(effect) = self.gateway.poll_effect() {
+            match effect {
+                Effect::Record { seq, at, record } => {
+                    first_seq.get_or_insert(seq);
+                    batch.at = at;
+                    batch.ledger.push(record);
+                }
+                Effect::Journal(record) => batch.journal.push(record),
+                other => perform.push(Perform::Effect(Box::new(other))),
+            }
+        }
+        perform.extend(answers);
+        let nothing_to_write = batch.ledger.is_empty() && batch.journal.is_empty();
+        if nothing_to_write && perform.is_empty() {
+            return Ok(());
+        }
+        if nothing_to_write {
+            match waiting.back_mut() {
+                // Keep the order: behind what is not yet on disk.
+                Some(last) => last.perform.extend(perform),
+                None => {
+                    for perform in perform {
+                        self.performer.perform(perform, &self.done_tx);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        waiting.push_back(Waiting { first_seq, perform });
+        let done = self.done_tx.clone();
+        self.committer.submit(
+            batch,
+            Box::new(move |result| {
+                // A loop that has ended performs nothing more.
+                let _ = done.send(Done::Committed(result));
+            }),
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! One arm per effect: send, work, issue, answer. Performed only after the records of the same
+//! batch are on disk.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gateway_core::admission::effect::{Effect, IssueRequest, WireReply, Work};
+use gateway_core::gateway::Input;
+use gateway_core::identity::ConnId;
+use gateway_core::view::LedgerView;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use crate::driver::Done;
+use crate::issue::Issuer;
+use crate::metrics::REFUSED;
+use crate::shell::dhcp::DhcpSender;
+
+/// Appraisals at once: one per core; the rest wait their turn in order.
+const WORKERS: usize = 4;
+
+/// One thing to do after the commit.
+pub(crate) enum Perform {
+    /// An effect of the core that is no record.
+    Effect(Box<Effect>),
+    /// Answer a question; the closure only sends.
+    Answer(Box<dyn FnOnce() + Send>),
+    /// Read a page of the ledger, off the loop.
+    Ledger(u64, usize, oneshot::Sender<Vec<LedgerView>>),
+}
+
+impl Perform {
+    /// An answer that is known already.
+    pub fn answer<T: Send + 'static>(reply: oneshot::Sender<T>, value: T) -> Self {
+        // Who asked may have gone; then nobody needs the answer.
+        Self::Answer(Box::new(move || drop(reply.send(value))))
+    }
+}
+
+/// Holds what effects act on.
+pub(crate) struct Performer {
+    dhcp: DhcpSender,
+    issuer: Arc<Issuer>,
+    ledger: store::LedgerReader,
+    metrics: Arc<crate::metrics::Metrics>,
+    workers: Arc<Semaphore>,
+    replies: HashMap<ConnId, oneshot::Sender<WireReply>>,
+}
+
+impl Performer {
+    pub fn new(
+        dhcp: DhcpSender,
+        issuer: Arc<Issuer>,
+        ledger: store::LedgerReader,
+        metrics: Arc<crate::metrics::Metrics>,
+    ) -> Self {
+        let workers = Arc::new(Semaphore::new(WORKERS));
+        Self {
+            dhcp,
+            issuer,
+            ledger,
+            metrics,
+            workers,
+            replies: HashMap::new(),
+        }
+    }
+
+    /// A node waits for an answer on this connection.
+    pub fn expect_reply(&mut self, conn: ConnId, reply: oneshot::Sender<WireReply>) {
+        self.replies.insert(conn, reply);
+    }
+
+    /// The connection is gone.
+    pub fn forget(&mut self, conn: ConnId) {
+        self.replies.remove(&conn);
+    }
+
+    /// Does one thing without waiting for it.
+    pub fn perform(&mut self, perform: Perform, done: &mpsc::UnboundedSender<Done>) {
+        match perform {
+            Perform::Answer(answer) => answer(),
+            Perform::Ledger(from, max, reply) => self.page(from, max, reply),
+            Perform::Effect(effect) => match *effect {
+                Effect::Dhcp { reply, iface } => self.dhcp.send(&reply, &iface),
+                Effect::Work(work) => self.work(work, done.clone()),
+                Effect::Issue(request) => self.issue(request, done.clone()),
+                Effect::Wire { conn, reply } => {
+                    if let Some(waiting) = self.replies.remove(&conn) {
+                        // The node may have hung up; its session is over either way.
+                        drop(waiting.send(reply));
+                    }
+                }
+                Effect::Refused { subject, reasons } => {
+                    for reason in reasons {
+                        self.metrics.count(REFUSED, reason.code.clone());
+                        tracing::warn!(
+                            subject,
+                            code = %reason.code,
+                            expected = reason.expected,
+                            found = reason.found,
+                            source = %reason.source,
+                            next = %reason.next,
+                            "refused"
+                        );
+                    }
+                }
+                Effect::Record { .. } | Effect::Journal(_) => {
+                    unreachable!("the driver commits records before it performs anything")
+                }
+            },
+        }
+    }
+
+    fn work(&self, work: Box<Work>, done: mpsc::UnboundedSender<Done>) {
+        let workers = Arc::clone(&self.workers);
+        tokio::spawn(async move {
+            let Ok(_permit) = workers.acquire_owned().await else {
+                return;
+            };
+            let finished = tokio::task::spawn_blocking(move || work.run()).await;
+            if let Ok(finished) = finished {
+                // A loop that has ended wants no more inputs.
+                drop(done.send(Done::Input(Input::WorkDone(Box::new(finished)))));
+            }
+        });
+    }
+
+    fn issue(&self, request: Box<IssueRequest>, done: mpsc::UnboundedSender<Done>) {
+        let issuer = Arc::clone(&self.issuer);
+        tokio::spawn(async move {
+            let (conn, machine) = (request.conn, request.machine.clone());
+            let issued = tokio::task::spawn_blocking(move || issuer.issue(&request)).await;
+            if let Ok(issued) = issued {
+                drop(done.send(Done::Input(Input::Issued {
+                    conn,
+                    machine,
+                    done: issued,
+                })));
+            }
+        });
+    }
+
+    fn page(&self, from: u64, max: usize, reply: oneshot::Sender<Vec<LedgerView>>) {
+        let reader = self.ledger.clone();
+        tokio::task::spawn_blocking(move || match reader.page(from, max) {
+            Ok(entries) => {
+                let views = entries
+                    .into_iter()
+                    .map(|e| LedgerView {
+                        seq: e.seq,
+                        at: e.time,
+                        record: e.record,
+                    })
+                    .collect();
+                drop(reply.send(views));
+            }
+            Err(error) => {
+                tracing::error!(error = crate::telemetry::chain(&error), "ledger page");
+            }
+        });
+    }
+}

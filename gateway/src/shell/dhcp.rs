@@ -1,0 +1,167 @@
+//! UDP 67 <-> the core: reads datagrams, hands them to the driver, sends what it decides.
+//!
+//! Knows three ways out: broadcast, a frame to a client that cannot answer ARP yet, and an
+//! ordinary datagram to a relay. Everything else is `netstack::dhcp`.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hw::nic::{self, NicError, RawUdp};
+use netstack::dhcp::{CLIENT_PORT, Destination, Ingress, Reply};
+use tokio::net::UdpSocket;
+use tokio_util::sync::CancellationToken;
+
+use crate::handle::Handle;
+use crate::metrics::{DHCP, Metrics};
+
+/// Longest datagram read; `netstack::dhcp` refuses longer ones.
+const DATAGRAM_LEN_MAX: usize = 9_216;
+/// Pause after a failed receive, so that a broken socket does not spin.
+const RECEIVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why the DHCP listener could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum DhcpError {
+    /// The port is taken, or a privilege is missing.
+    #[error("cannot listen on UDP port {port} of {iface} for DHCP")]
+    Bind {
+        /// Port.
+        port: u16,
+        /// Interface.
+        iface: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The interface is missing, or a privilege is.
+    #[error("cannot use interface {iface} for DHCP")]
+    Interface {
+        /// Interface.
+        iface: String,
+        /// Why.
+        #[source]
+        source: NicError,
+    },
+}
+
+/// The listener's socket, bound to one interface.
+pub struct DhcpSocket {
+    udp: Arc<UdpSocket>,
+    raw: Arc<RawUdp>,
+    iface: String,
+    server: SocketAddrV4,
+}
+
+/// Sends replies.
+#[derive(Clone)]
+pub struct DhcpSender {
+    udp: Arc<UdpSocket>,
+    raw: Arc<RawUdp>,
+    server: SocketAddrV4,
+    metrics: Arc<Metrics>,
+}
+
+impl DhcpSocket {
+    /// Opens the socket on `iface`, where we are `server`.
+    ///
+    /// # Errors
+    /// [`DhcpError`].
+    pub fn open(iface: &str, server: Ipv4Addr, port: u16) -> Result<Self, DhcpError> {
+        let bind = |source| DhcpError::Bind {
+            port,
+            iface: iface.to_owned(),
+            source,
+        };
+        let interface = |source| DhcpError::Interface {
+            iface: iface.to_owned(),
+            source,
+        };
+        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+        let socket = std::net::UdpSocket::bind(any).map_err(bind)?;
+        nic::bind_to_device(&socket, iface).map_err(interface)?;
+        socket.set_broadcast(true).map_err(bind)?;
+        socket.set_nonblocking(true).map_err(bind)?;
+        Ok(Self {
+            udp: Arc::new(UdpSocket::from_std(socket).map_err(bind)?),
+            raw: Arc::new(RawUdp::open(iface).map_err(interface)?),
+            iface: iface.to_owned(),
+            server: SocketAddrV4::new(server, port),
+        })
+    }
+
+    /// The sending half.
+    pub fn sender(&self, metrics: Arc<Metrics>) -> DhcpSender {
+        DhcpSender {
+            udp: Arc::clone(&self.udp),
+            raw: Arc::clone(&self.raw),
+            server: self.server,
+            metrics,
+        }
+    }
+
+    /// Hands datagrams to the driver until cancelled. A full queue drops and counts: the client
+    /// asks again.
+    pub async fn run(self, handle: Handle, metrics: Arc<Metrics>, cancel: CancellationToken) {
+        let mut buffer = vec![0; DATAGRAM_LEN_MAX];
+        loop {
+            let received = tokio::select! {
+                () = cancel.cancelled() => return,
+                received = self.udp.recv_from(&mut buffer) => received,
+            };
+            let (len, source) = match received {
+                Ok((len, SocketAddr::V4(source))) => (len, source),
+                Ok((_, SocketAddr::V6(_))) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, iface = self.iface, "dhcp receive failed");
+                    tokio::time::sleep(RECEIVE_PAUSE).await;
+                    continue;
+                }
+            };
+            let ingress = Ingress {
+                server_addr: *self.server.ip(),
+                source,
+                iface: self.iface.clone(),
+            };
+            let taken = handle.datagram(buffer[..len].to_vec(), ingress);
+            metrics.count(DHCP, if taken { "received" } else { "dropped" });
+        }
+    }
+}
+
+impl DhcpSender {
+    /// Sends one reply. A reply that cannot be sent is logged and counted: the client asks again.
+    pub fn send(&self, reply: &Reply, iface: &str) {
+        let sent = match reply.to {
+            Destination::Broadcast => self.datagram(
+                &reply.payload,
+                SocketAddrV4::new(Ipv4Addr::BROADCAST, CLIENT_PORT),
+            ),
+            Destination::Unicast { mac, addr } => self
+                .raw
+                .send_to(
+                    mac.0,
+                    self.server,
+                    SocketAddrV4::new(addr, CLIENT_PORT),
+                    &reply.payload,
+                )
+                .map_err(|error| crate::telemetry::chain(&error)),
+            Destination::Relay(to) => self.datagram(&reply.payload, to),
+        };
+        match sent {
+            Ok(()) => self.metrics.count(DHCP, "answered"),
+            Err(error) => {
+                tracing::warn!(error, iface, to = ?reply.to, "dhcp reply not sent");
+                self.metrics.count(DHCP, "unsent");
+            }
+        }
+    }
+
+    fn datagram(&self, payload: &[u8], to: SocketAddrV4) -> Result<(), String> {
+        self.udp
+            .try_send_to(payload, SocketAddr::V4(to))
+            .map(drop)
+            .map_err(|error| error.to_string())
+    }
+}
