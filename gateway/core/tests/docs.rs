@@ -1,0 +1,107 @@
+//! The documents against the tree: files, tests and scenarios that they name exist. (Codes are
+//! compared beside the table, `appraisal/table.rs`.)
+
+#![allow(clippy::unwrap_used, reason = "a test: a failed step ends it")]
+
+use std::path::{Path, PathBuf};
+
+use gateway_core::walk::WALK;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn document(name: &str) -> String {
+    std::fs::read_to_string(root().join("docs").join(name)).unwrap()
+}
+
+/// What stands between single backticks, outside code blocks.
+fn quoted(text: &str) -> Vec<&str> {
+    text.split("```")
+        .step_by(2)
+        .flat_map(|part| part.split('`').skip(1).step_by(2))
+        .collect()
+}
+
+/// Whether a quoted word is meant as a path of this repository.
+fn is_path(word: &str) -> bool {
+    const TOPS: [&str; 9] = [
+        "boot/",
+        "docs/",
+        "gateway/",
+        "hw/",
+        "netstack/",
+        "store/",
+        "tests/",
+        "yocto/",
+        ".ci/",
+    ];
+    TOPS.iter().any(|top| word.starts_with(top)) && !word.contains(['*', ' ', '{'])
+}
+
+#[test]
+fn every_path_in_the_documents_exists() {
+    let (mut paths, mut missing) = (0, Vec::new());
+    for entry in std::fs::read_dir(root().join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        for word in quoted(&text).into_iter().filter(|word| is_path(word)) {
+            let file = word.split("::").next().unwrap();
+            paths += 1;
+            if !root().join(file).exists() {
+                missing.push(format!("{}: {file}", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(
+        paths > 100,
+        "only {paths} paths: the documents were not read"
+    );
+}
+
+#[test]
+fn every_test_in_the_threat_model_exists() {
+    let text = document("THREAT-MODEL.md");
+    let (mut tests, mut missing) = (0, Vec::new());
+    for word in quoted(&text) {
+        let Some((file, test)) = word.split_once("::") else {
+            continue;
+        };
+        if !is_path(file) {
+            continue;
+        }
+        tests += 1;
+        let code = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+        if !code.contains(&format!("fn {test}(")) {
+            missing.push(word);
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(tests > 40, "only {tests} tests: the document was not read");
+}
+
+#[test]
+fn every_scenario_in_the_documents_exists() {
+    let code = std::fs::read_to_string(root().join("tests/src/scenarios/mod.rs")).unwrap();
+    for document in [document("THREAT-MODEL.md"), document("ARCHITECTURE.md")] {
+        for word in quoted(&document) {
+            if let Some(name) = word.strip_prefix("lab ") {
+                assert!(code.contains(&format!("\"{name}\"")), "no scenario {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_walk_in_the_documents_is_that_of_the_code() {
+    let text = document("ARCHITECTURE.md");
+    for row in WALK {
+        let step = serde_json::to_value(row.step).unwrap();
+        let line = format!("\n| {} | ", step.as_str().unwrap());
+        assert!(text.contains(&line), "ARCHITECTURE lacks {line:?}");
+    }
+}
