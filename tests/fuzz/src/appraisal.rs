@@ -5,7 +5,10 @@ use attest_wire::tpm::HashAlg;
 use gateway_core::appraisal::eventlog::Log;
 use gateway_core::appraisal::events::{Markers, Variable};
 use gateway_core::appraisal::x509::Cert;
-use gateway_core::appraisal::{EkRoots, TimeTrust, ek};
+use gateway_core::appraisal::{
+    Binding, EkDirectory, EkRoots, HelloContext, TimeTrust, appraise_hello, ek,
+};
+use gateway_core::identity::EkName;
 use gateway_core::policy::{Policy, Preset};
 
 /// An event log is parsed, replayed in each bank, and each event looked at.
@@ -118,4 +121,35 @@ pub fn event_log_seeds() -> Vec<Vec<u8>> {
 /// No certificate can be made without a key: the field files and mutations must do.
 pub fn ek_cert_seeds() -> Vec<Vec<u8>> {
     vec![include_bytes!("ek-like.der").to_vec()]
+}
+
+/// Nobody is known.
+struct Stranger;
+
+impl EkDirectory for Stranger {
+    fn owner(&self, _ek: &EkName) -> Option<&Binding> {
+        None
+    }
+}
+
+/// The first request of a node, through rows 1 to 6 as the daemon judges it.
+pub fn hello(body: &[u8]) {
+    let policy = Policy::preset(Preset::Standard);
+    let judged = appraise_hello(
+        body,
+        &HelloContext {
+            policy: &policy,
+            bindings: &Stranger,
+            ek_roots: &EkRoots::default(),
+            time: TimeTrust::None,
+        },
+    );
+    match judged {
+        Ok(hello) => assert!(hello.machine().is_none(), "a stranger is bound"),
+        Err(refusal) => {
+            assert!(!refusal.reasons.is_empty(), "refused without a reason");
+            let (code, _) = refusal.told();
+            assert_eq!(code, "not_admitted", "an unproven node is told more");
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub const TARGETS: &[Target] = &[
         body: tftp::transfer,
         built_in: tftp::seeds,
         folders: &["tests/vectors/tftp"],
-        cut: whole,
+        cut: tftp::single,
     },
     Target {
         name: "lldp",
@@ -92,6 +92,13 @@ pub const TARGETS: &[Target] = &[
         body: tpm::signature,
         built_in: tpm::signature_seeds,
         folders: &["tests/vectors/tpm", "corpus:quote"],
+        cut: whole,
+    },
+    Target {
+        name: "hello",
+        body: appraisal::hello,
+        built_in: wire::seeds,
+        folders: &["tests/vectors/wire/v1"],
         cut: whole,
     },
     Target {

@@ -78,6 +78,14 @@ pub fn transfer(data: &[u8]) {
     assert!(transfer.stats().acked_len <= file.len() as u64);
 }
 
+/// One datagram of a file as an input.
+pub fn single(datagram: Vec<u8>) -> Vec<Vec<u8>> {
+    match u8::try_from(datagram.len()) {
+        Ok(len) => vec![[vec![len], datagram].concat()],
+        Err(_) => Vec::new(),
+    }
+}
+
 /// Requests with each option, and the start of a transfer.
 pub fn seeds() -> Vec<Vec<u8>> {
     let request = |text: &[u8]| [&[0, 1][..], text].concat();

@@ -53,6 +53,26 @@ fn arguments() -> Result<Arguments, String> {
     Ok(out)
 }
 
+/// A file's bytes; of a `.hex` vector what its digits stand for, up to the first that is none.
+fn content(path: &Path) -> Option<Vec<u8>> {
+    let bytes = std::fs::read(path).ok()?;
+    if path.extension().is_none_or(|extension| extension != "hex") {
+        return Some(bytes);
+    }
+    let digits: Vec<u8> = bytes
+        .iter()
+        .filter(|byte| !byte.is_ascii_whitespace())
+        .map_while(|byte| char::from(*byte).to_digit(16))
+        .map(|digit| digit as u8)
+        .collect();
+    Some(
+        digits
+            .chunks_exact(2)
+            .map(|pair| pair[0] << 4 | pair[1])
+            .collect(),
+    )
+}
+
 /// All inputs to start from.
 fn seeds(target: &Target) -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
@@ -79,7 +99,7 @@ fn seeds(target: &Target) -> Vec<Vec<u8>> {
         files.sort();
         let mut inputs: Vec<Vec<u8>> = files
             .iter()
-            .filter_map(|path| std::fs::read(path).ok())
+            .filter_map(|path| content(path))
             .flat_map(target.cut)
             .collect();
         inputs.truncate(FOLDER_INPUTS_MAX);
@@ -220,6 +240,19 @@ mod tests {
         };
         assert_eq!(walk(1), walk(1));
         assert_ne!(walk(1), walk(2));
+    }
+
+    #[test]
+    fn hex_vectors_become_bytes() {
+        let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors/dhcp");
+        let first = std::fs::read_dir(vectors)
+            .expect("the vectors of the repository")
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "hex"))
+            .expect("at least one");
+        let packet = content(&first).expect("readable");
+        assert_eq!(packet[236..240], [99, 130, 83, 99], "{}", first.display());
     }
 
     #[test]
