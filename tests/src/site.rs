@@ -228,7 +228,7 @@ impl Site {
     }
 
     /// What a machine measures that boots our signed iPXE and UKI by PXE, as OVMF, iPXE and
-    /// systemd-stub do it: the UKI twice under iPXE, then the kernel inside it.
+    /// systemd-stub do it: the UKI twice under iPXE; the kernel inside it only in PCR 11.
     ///
     /// # Errors
     /// The images are missing or not what the catalogue says.
@@ -245,10 +245,6 @@ impl Site {
                 .with_context(|| format!("no {kind:?} in the catalogue"))
         };
         let (ipxe, uki) = (of(Kind::Ipxe)?, of(Kind::Uki)?);
-        let linux = uki
-            .linux_pe_sha256
-            .as_deref()
-            .context("UKI without kernel digest")?;
         let bytes = fs::read(self.image_dir().join(&uki.file))?;
         let boot = Boot {
             secure_boot: true,
@@ -256,9 +252,9 @@ impl Site {
                 .first()
                 .context("no db certificate")?
                 .to_vec(),
-            images: [&ipxe.pe_sha256, &uki.pe_sha256, &uki.pe_sha256, linux]
+            images: [&ipxe.pe_sha256, &uki.pe_sha256, &uki.pe_sha256]
                 .into_iter()
-                .map(digest)
+                .map(|text| digest(text))
                 .collect::<Result<_>>()?,
             stub: boot::measure::stub_events(&bytes)?,
             command_line: None,
