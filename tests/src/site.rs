@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use boot::catalog::{Artefact, Kind};
+use boot::catalog::{Artefact, Kind, Manifest};
 
 use crate::admin::Desk;
 use crate::event_log::Boot;
@@ -94,7 +94,7 @@ impl Site {
         let tpm = Swtpm::start(&run, &segment.gw, "gateway", &tpm_dir)?;
         let desk = Desk {
             ns: segment.mgmt.clone(),
-            files: run.dir().join("owner"),
+            files: run.dir().join("desk"),
             program: programs::vestibule()?,
         };
         let site = Self {
@@ -109,7 +109,7 @@ impl Site {
         site.measure_boot()?;
         site.configure()?;
         site.claim()?;
-        site.build_images(site.options.version)?;
+        site.build_images(site.options.version, &site.image_dir())?;
         Ok(site)
     }
 
@@ -127,7 +127,7 @@ impl Site {
 
     fn configure(&self) -> Result<()> {
         let dir = self.run.dir();
-        for folder in ["state", "images", "owner", "ca", "ek-roots"] {
+        for folder in ["state", "images", "desk", "ca", "ek-roots"] {
             fs::create_dir_all(dir.join(folder))?;
         }
         let authority = swtpm::ek_authority()?;
@@ -193,11 +193,11 @@ impl Site {
         Ok(())
     }
 
-    /// Builds and signs the boot image with this site's anchor, as version `version`.
+    /// Builds and signs the boot image with this site's anchor, as version `version`, into `out`.
     ///
     /// # Errors
     /// `boot-image build` fails.
-    pub fn build_images(&self, version: u64) -> Result<()> {
+    pub fn build_images(&self, version: u64, out: &Path) -> Result<()> {
         let mut build = Command::new(programs::find("boot-image")?);
         build
             .arg("build")
@@ -209,7 +209,7 @@ impl Site {
             .arg("--keys")
             .arg(keys_dir()?)
             .arg("--out")
-            .arg(self.image_dir());
+            .arg(out);
         output(&mut build, BUILD_LIMIT)
             .map(drop)
             .context("boot-image build")
@@ -220,11 +220,7 @@ impl Site {
     /// # Errors
     /// The file is missing or not a catalogue.
     pub fn artefacts(&self) -> Result<Vec<Artefact>> {
-        let path = self.image_dir().join("catalog.json");
-        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let value: serde_json::Value = serde_json::from_slice(&text)?;
-        let list = value.get("artefacts").cloned().unwrap_or(value);
-        serde_json::from_value(list).with_context(|| format!("{}", path.display()))
+        artefacts_of(&self.image_dir())
     }
 
     /// What a machine measures that boots our signed iPXE and UKI by PXE, as OVMF, iPXE and
@@ -422,6 +418,18 @@ filter = "info"
         kind = options.devid_kind,
         auth = options.devid_auth,
     )
+}
+
+/// The artefacts of the catalogue in `dir`.
+///
+/// # Errors
+/// The file is missing or not a catalogue.
+pub fn artefacts_of(dir: &Path) -> Result<Vec<Artefact>> {
+    let path = dir.join("catalog.json");
+    let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).with_context(|| format!("{}", path.display()))?;
+    Ok(manifest.artefacts)
 }
 
 /// The lab's Secure Boot and image keys: made once, in the cache.

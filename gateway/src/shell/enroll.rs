@@ -228,9 +228,12 @@ impl AttestService {
 }
 
 /// A step is used up when it begins: a second hello never replaces the first one's session.
+/// Evidence without a hello is the driver's to refuse: somebody may be carrying evidence over from
+/// another connection, which belongs in the ledger (`channel.mismatch`).
 fn take_turn(talk: &Talk, asked: Next) -> Result<(), Refusal> {
     let mut next = talk.next.lock().unwrap_or_else(PoisonError::into_inner);
-    if *next != asked {
+    let carried = *next == Next::Hello && asked == Next::Evidence;
+    if *next != asked && !carried {
         return Err(Refusal::new(
             StatusCode::CONFLICT,
             Reason::new(

@@ -4,11 +4,11 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use boot::catalog::Kind;
+use boot::catalog::{Artefact, CATALOG_VERSION, Kind, Manifest};
 
 use super::walk::{power_on, wait_claim};
 use crate::report::Report;
-use crate::site::{Options, Site};
+use crate::site::{Options, Site, site_keys};
 use crate::vm::FirmwareBoot;
 
 const FETCH_LIMIT: Duration = Duration::from_secs(180);
@@ -67,26 +67,26 @@ fn refused_by_firmware(report: &Report, kind: Kind, words: &[&str]) -> Result<()
 /// # Errors
 /// The site cannot be made, or no VM comes so far.
 pub fn floor(report: &Report) -> Result<()> {
-    let site = Site::start("floor", Options::default())?;
-    let outcome = floor_on(report, &site);
+    let mut site = Site::start("floor", Options::default())?;
+    let outcome = floor_on(report, &mut site);
     if outcome.is_err() {
         report.note(format!("logs kept in {}", site.run.keep_logs().display()));
     }
     outcome
 }
 
-fn floor_on(report: &Report, site: &Site) -> Result<()> {
+fn floor_on(report: &Report, site: &mut Site) -> Result<()> {
     let mut bench = power_on(site, 1, FirmwareBoot::Pxe)?;
     let machine = wait_claim(site, &mut bench, 1)?;
-    let uki = site
-        .artefacts()?
-        .into_iter()
-        .find(|a| a.kind == Kind::Uki)
-        .context("no UKI")?;
-    let above = (uki.version + 1).to_string();
+    // A newer image comes into the catalogue while the machine runs the old one.
+    let next = site.options.version + 1;
+    site.stop()?;
+    site.add_uki(next)?;
+    site.serve()?;
+    let floor = next.to_string();
     let (status, out, err) = site
         .desk
-        .vestibule(&["image", "floor", &uki.name, &above])?;
+        .vestibule(&["image", "floor", "attester", &floor])?;
     if !status.success() {
         bail!("image floor: {status}: {out}{err}");
     }
@@ -94,23 +94,33 @@ fn floor_on(report: &Report, site: &Site) -> Result<()> {
     let refused = site.desk.wait_machine("refusal", REFUSE_LIMIT, |m| {
         m.machine == machine && m.reasons.iter().any(|r| r.code == "boot.floor")
     });
-    report.check(
-        "a signed UKI below the floor is refused",
+    report.check("a signed UKI below the floor is refused", {
         refused.and_then(|m| {
             ensure!(m.state != "admitted", "state {}", m.state);
             super::walk::no_certificate(site, &machine)
-        }),
-    );
+        })
+    });
     let (_, line) = bench.vm.wait_for_any(&["boot.floor"], REFUSE_LIMIT)?;
     report.note(format!("console: {}", line.text));
-    // The same machine, the same boot, the floor where the image is: admitted.
-    let version = uki.version.to_string();
-    site.desk
-        .vestibule(&["image", "floor", &uki.name, &version])?;
-    let admitted = site.desk.wait_machine("admission", REFUSE_LIMIT * 2, |m| {
-        m.machine == machine && m.state == "admitted"
-    });
-    report.check("at the floor the same boot is admitted", admitted.map(drop));
+    bench.vm.power_off();
+    drop(bench);
+    // The same machine boots what is served now, the newer image, and passes.
+    let mut bench = power_on(site, 1, FirmwareBoot::Pxe)?;
+    let admitted = bench
+        .vm
+        .wait_for_any(&["ADMITTED, correlation"], FETCH_LIMIT);
+    report.check(
+        "the same machine with the image at the floor is admitted",
+        {
+            admitted.and_then(|_| {
+                site.desk
+                    .wait_machine("admission", REFUSE_LIMIT, |m| {
+                        m.machine == machine && m.state == "admitted"
+                    })
+                    .map(drop)
+            })
+        },
+    );
     bench.vm.power_off();
     Ok(())
 }
@@ -142,12 +152,35 @@ impl Site {
         );
         artefact.sha256 = hex::encode(measured.sha256);
         artefact.size_bytes = measured.size_bytes;
-        let manifest = boot::catalog::Manifest {
-            version: boot::catalog::CATALOG_VERSION,
+        self.write_catalog(artefacts)
+    }
+
+    /// Builds the UKI again as `version` and adds it to the catalogue beside what is there.
+    ///
+    /// # Errors
+    /// The build fails.
+    pub fn add_uki(&self, version: u64) -> Result<()> {
+        let dir = self.run.dir().join(format!("images-{version}"));
+        self.build_images(version, &dir)?;
+        let mut artefacts = self.artefacts()?;
+        let mut uki = crate::site::artefacts_of(&dir)?
+            .into_iter()
+            .find(|a| a.kind == Kind::Uki)
+            .context("no UKI was built")?;
+        let file = format!("attester-{version}.efi");
+        fs::copy(dir.join(&uki.file), self.image_dir().join(&file))?;
+        uki.file = file;
+        artefacts.push(uki);
+        self.write_catalog(artefacts)
+    }
+
+    fn write_catalog(&self, artefacts: Vec<Artefact>) -> Result<()> {
+        let manifest = Manifest {
+            version: CATALOG_VERSION,
             artefacts,
         };
         let text = serde_json::to_vec_pretty(&manifest)?;
-        let signature = crate::site::site_keys()?.sign_catalog(&text)?;
+        let signature = site_keys()?.sign_catalog(&text)?;
         fs::write(self.image_dir().join("catalog.json"), text)?;
         fs::write(self.image_dir().join("catalog.sig"), signature)?;
         Ok(())

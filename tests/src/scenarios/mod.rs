@@ -34,7 +34,7 @@ pub struct Scenario {
 pub const ALL: &[Scenario] = &[
     Scenario {
         name: "refusals",
-        what: "twelve lies of a simulated machine, each refused with its code while the honest one passes",
+        what: "a dozen lies of a simulated machine, each refused with its code while the honest one passes",
         limit_secs: 420,
         run: refusals::run,
     },

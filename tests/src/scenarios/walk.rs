@@ -140,7 +140,7 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
     });
     let (_, line) = bench
         .vm
-        .wait_for_any(&["pending"], Duration::from_secs(30))?;
+        .wait_for_any(&["PENDING"], Duration::from_secs(30))?;
     report.note(format!("console: {}", line.text));
     site.desk.approve(&machine)?;
     let admitted = site
@@ -153,7 +153,7 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
     }
     bench
         .vm
-        .wait_for("vestibule: [issue]", Duration::from_secs(30))?;
+        .wait_for("ADMITTED, correlation", Duration::from_secs(30))?;
     let lines = timeline::merge(&site.desk.timeline(&machine)?, &bench.vm.lines());
     let missing = timeline::missing(&lines);
     report.check("every step of the walk is recorded", {
