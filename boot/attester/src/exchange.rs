@@ -18,7 +18,7 @@ use hmac::{Hmac, Mac};
 use hw::tpm::{DevId, DevIdKind, EndorsementKey, NodeTpm, TpmError, TpmProperties};
 use rand_core::{OsRng, RngCore};
 use rustls::pki_types::CertificateDer;
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
@@ -92,7 +92,7 @@ pub enum Outcome {
         correlation: String,
         /// Seconds until the next attempt.
         retry_secs: u32,
-        /// Digest of what this node reported, hex: SHA-256(SHA-256(hello) || SHA-256(evidence)).
+        /// [`Hello::report_sha256`], hex: what the owner compares with the claim.
         /// The owner compares it with the claim.
         report_sha256: String,
     },
@@ -249,7 +249,9 @@ impl Node {
         }
         let pin = Pin::new(&gateway.anchors)?;
 
-        let hello_body = encode("hello", &self.hello(facts), HELLO_MAX_BYTES)?;
+        let hello = self.hello(facts);
+        let report = hex::encode(hello.report_sha256());
+        let hello_body = encode("hello", &hello, HELLO_MAX_BYTES)?;
         let config = pin.client_config().map_err(ClientError::Tls)?;
         let mut connection = Connection::open(gateway.addr, config)?;
         progress(
@@ -258,7 +260,7 @@ impl Node {
         );
         let answer = connection.post(HELLO_PATH, &hello_body)?;
         if answer.status != 200 {
-            return self.outcome(&answer, &pin, report_digest(&hello_body, b""), progress);
+            return self.outcome(&answer, &pin, report, progress);
         }
 
         let challenge = decode_challenge(&answer.body, self.eks.len())?;
@@ -297,12 +299,7 @@ impl Node {
             &format!("event log {} bytes", facts.event_log.len()),
         );
         let answer = connection.post(EVIDENCE_PATH, &evidence_body)?;
-        self.outcome(
-            &answer,
-            &pin,
-            report_digest(&hello_body, &evidence_body),
-            progress,
-        )
+        self.outcome(&answer, &pin, report, progress)
     }
 
     fn hello(&self, facts: &Facts) -> Hello {
@@ -507,13 +504,6 @@ fn random_auth() -> Result<Zeroizing<String>, AttestError> {
             .map(|byte| char::from(ALPHABET[usize::from(byte & 63)]))
             .collect(),
     ))
-}
-
-fn report_digest(hello: &[u8], evidence: &[u8]) -> String {
-    let mut hash = Sha256::new();
-    hash.update(Sha256::digest(hello));
-    hash.update(Sha256::digest(evidence));
-    hex::encode(hash.finalize())
 }
 
 fn encode<T: serde::Serialize>(

@@ -15,7 +15,7 @@ use attester::client::ClientError;
 use attester::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome, attest};
 use hmac::{Hmac, Mac};
 use rustls::pki_types::CertificateDer;
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 use support::{Ca, Reply, SoftTpm, facts, serve_one};
 
 fn gateway(addr: SocketAddr, ca: &Ca) -> Gateway {
@@ -115,12 +115,8 @@ fn evidence_is_bound_to_bodies_and_connection() {
                 "quoted once it held still"
             );
             assert_eq!(evidence.event_log.0, [7; 100]);
-            let mut report = Sha256::new();
-            report.update(Sha256::digest(&hello_body));
-            report.update(Sha256::digest(&request.body));
-            sender
-                .send((evidence, hex::encode(report.finalize())))
-                .unwrap();
+            let report = decode_hello(&hello_body).unwrap().report_sha256();
+            sender.send((evidence, hex::encode(report))).unwrap();
             Reply::Json(200, pending())
         });
         let mut steps = Vec::new();

@@ -98,6 +98,37 @@ pub struct Hello {
     pub uki_hint: String,
 }
 
+impl Hello {
+    /// Digest of what stays the same while a machine waits for its owner: EKs, serial, hardware
+    /// addresses, disks. Node and gateway compute it alike; the owner compares the two.
+    ///
+    /// SHA-256 over `"vestibule/report/v1"` and, for each of the four lists in that order, sorted:
+    /// u16 count, then u16 length and bytes of each item.
+    pub fn report_sha256(&self) -> [u8; 32] {
+        let lists: [Vec<&[u8]>; 4] = [
+            self.eks.iter().map(|ek| ek.public.0.as_slice()).collect(),
+            vec![self.platform.serial.as_bytes()],
+            self.nics.iter().map(|nic| nic.mac.as_bytes()).collect(),
+            self.disks
+                .iter()
+                .map(|disk| disk.serial.as_bytes())
+                .collect(),
+        ];
+        let mut hash = Sha256::new();
+        hash.update(b"vestibule/report/v1");
+        for mut list in lists {
+            list.sort_unstable();
+            // Counts and lengths are bounded by `limits`, far below 64 Ki.
+            hash.update((list.len() as u16).to_be_bytes());
+            for item in list {
+                hash.update((item.len() as u16).to_be_bytes());
+                hash.update(item);
+            }
+        }
+        hash.finalize().into()
+    }
+}
+
 /// One endorsement key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -192,7 +192,7 @@ pub struct Facts {
     pub assurance: &'static str,
     /// Oddities met, by id.
     pub quirks: Vec<&'static str>,
-    /// SHA-256 over both body digests, hex; what an owner compares.
+    /// [`Hello::report_sha256`], hex; what an owner compares.
     pub report_sha256: String,
     /// Digest of the policy in force, hex.
     pub policy_sha256: String,

@@ -218,12 +218,6 @@ pub fn appraise_evidence(
     let hello = hello.into_inner();
     let machine = hello.machine().cloned();
     let mut facts = hello.facts.clone();
-    facts.report_sha256 = hex::encode(
-        Sha256::new()
-            .chain_update(hello.hello_sha256)
-            .chain_update(Sha256::digest(body))
-            .finalize(),
-    );
     let mut judge = hello.judge.clone();
     let evidence = one(decode_evidence(body)
         .map_err(malformed)
@@ -664,6 +658,7 @@ fn same_session(evidence: Evidence, issued: &Issued) -> Result<Evidence, Reason>
 
 /// Everything the hello shows that is written down.
 fn shown_by(hello: &Hello, facts: &mut Facts) {
+    facts.report_sha256 = hex::encode(hello.report_sha256());
     facts.serial = hello.platform.serial.clone();
     facts.macs = hello
         .nics
