@@ -55,6 +55,17 @@ pub enum StoreError {
         /// What sled says.
         why: String,
     },
+    /// The database opens and no longer holds what had been stored in it for good.
+    #[error(
+        "database {} has lost: {names}; restore it, or give them up with `vestibule store rebuild`",
+        path.display()
+    )]
+    ValuesLost {
+        /// The database folder.
+        path: PathBuf,
+        /// What is gone.
+        names: String,
+    },
     /// A journal holds bytes that no interrupted write explains.
     #[error("{} is damaged at byte {offset}, record {seq}: {why}", file.display())]
     CorruptJournal {

@@ -96,6 +96,26 @@ pub(crate) fn cut(path: &Path, len: u64) -> Result<(), StoreError> {
     cut().map_err(|e| StoreError::io("cut", path, e))
 }
 
+/// Replaces `path` by a file with these contents: after a power cut either the old or the new one
+/// is there, never a mixture.
+pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        sync_parent(path)
+    };
+    write().map_err(|e| StoreError::io("replace", path, e))
+}
+
 /// Fsyncs every regular file below `dir` and every folder: what sled's flush leaves out.
 pub(crate) fn sync_tree(dir: &Path) -> Result<(), StoreError> {
     let walk = || -> io::Result<()> {

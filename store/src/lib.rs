@@ -12,6 +12,7 @@
 //! | `leases.vjl` | leases and walk marks | truth, compacted |
 //! | `db/` | sled: machines and leases | view, replayed |
 //! | `db/` | sled: sealed blobs, encrypted secrets, certificates | truth, fsynced; only the escrow has another copy |
+//! | `db.kept` | names of those, so that their loss is noticed | - |
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod error;
 mod file;
 mod frame;
 mod journal;
+mod kept;
 mod ledger;
 mod rebuild;
 mod schema;
@@ -53,8 +55,9 @@ pub use secret::StoreKey;
 
 use file::{Disk, RealDisk};
 use journal::Journal;
+use kept::Kept;
 use ledger::{LedgerWriter, SEGMENT_MAX_BYTES};
-use views::{Kept, Views};
+use views::Views;
 
 /// Folder of the ledger in the state directory.
 pub(crate) const LEDGER_DIR: &str = "ledger";
@@ -114,6 +117,7 @@ impl Store {
         let lock = lock(dir)?;
         let journal = Journal::open(disk.clone(), &dir.join(JOURNAL_FILE))?;
         let views = Views::open(&dir.join(DATABASE_DIR))?;
+        views.require_kept()?;
         let found = journal.next_seq() - 1;
         let (_, applied) = views.applied()?;
         if applied > found {

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::StoreError;
 use crate::journal::{self, Recovered};
+use crate::kept::Kept;
 use crate::ledger::{Depth, OnTornTail, Report, scan_dir};
-use crate::views::{Kept, Views};
+use crate::views::Views;
 use crate::{DATABASE_DIR, INFRA_CA, JOURNAL_FILE, LEDGER_DIR, file, lock};
 
 /// What `store check` found. Sound when `problems` is empty.
@@ -112,6 +113,9 @@ pub fn check(dir: &Path, infra_ca_der: Option<&[u8]>) -> Result<CheckReport, Sto
     };
     let mut names = [const { Vec::new() }; 3];
     if let Some(views) = &views {
+        if let Err(e) = views.require_kept() {
+            problems.push(line(&e));
+        }
         let (applied_ledger, applied_journal) = views.applied()?;
         let ledger_seq = ledger.as_ref().map(|l| l.last_seq);
         let journal_seq = journal.as_ref().map(|(_, next)| next - 1);
@@ -169,6 +173,9 @@ pub fn rebuild(dir: &Path, infra_ca_der: Option<&[u8]>) -> Result<RebuildReport,
     } else {
         None
     };
+    if let Some(Err(e)) = old.as_ref().map(Views::require_kept) {
+        lost.push(line(&e));
+    }
     let mut carried = Vec::new();
     for tree in Kept::ALL {
         match old.as_ref().map(|old| carry(old, tree)) {
@@ -200,6 +207,7 @@ pub fn rebuild(dir: &Path, infra_ca_der: Option<&[u8]>) -> Result<RebuildReport,
         next_seq - 1,
     )?;
     new.put(&values)?;
+    new.forget_missing()?;
     Ok(RebuildReport {
         entries,
         leases: recovered.leases.len(),

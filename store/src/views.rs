@@ -12,22 +12,11 @@ use gateway_core::record::LeaseRecord;
 
 use crate::error::StoreError;
 use crate::file;
+use crate::kept::{Kept, KeptList, list_path};
 use crate::schema;
 
 /// sled's page cache, in bytes: the views are small and read rarely.
 const CACHE_BYTES: u64 = 2 * 1024 * 1024;
-
-/// A tree of values that are in no journal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Seal,
-    Secret,
-    Public,
-}
-
-impl Kept {
-    pub(crate) const ALL: [Self; 3] = [Self::Seal, Self::Secret, Self::Public];
-}
 
 /// The open database.
 pub(crate) struct Views {
@@ -39,6 +28,7 @@ pub(crate) struct Views {
     seal: sled::Tree,
     secret: sled::Tree,
     public: sled::Tree,
+    list: KeptList,
 }
 
 impl Views {
@@ -65,6 +55,7 @@ impl Views {
             seal: tree(schema::SEAL)?,
             secret: tree(schema::SECRET)?,
             public: tree(schema::PUBLIC)?,
+            list: KeptList::open(list_path(path))?,
             db,
         };
         let version = views.meta_number::<4>(schema::KEY_VERSION)?;
@@ -211,13 +202,51 @@ impl Views {
                 .insert(*name, *value)
                 .map_err(|e| self.fail(e))?;
         }
-        self.sync()
+        self.sync()?;
+        self.list
+            .add(values.iter().map(|(tree, name, _)| (*tree, *name)))
     }
 
     /// Removes such a value and returns when that is on stable storage.
     pub(crate) fn remove(&self, tree: Kept, name: &str) -> Result<(), StoreError> {
+        self.list.remove(tree, name)?;
         self.kept(tree).remove(name).map_err(|e| self.fail(e))?;
         self.sync()
+    }
+
+    /// Values that were stored and are not there any more.
+    pub(crate) fn missing(&self) -> Result<Vec<(Kept, String)>, StoreError> {
+        let mut missing = Vec::new();
+        for (tree, name) in self.list.names() {
+            if self.get(tree, &name)?.is_none() {
+                missing.push((tree, name));
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Fails when a value is missing that was stored.
+    pub(crate) fn require_kept(&self) -> Result<(), StoreError> {
+        let missing = self.missing()?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = missing
+            .iter()
+            .map(|(tree, name)| format!("{} {name}", tree.title()))
+            .collect();
+        Err(StoreError::ValuesLost {
+            path: self.path.clone(),
+            names: names.join(", "),
+        })
+    }
+
+    /// Accepts that what is missing is lost.
+    pub(crate) fn forget_missing(&self) -> Result<(), StoreError> {
+        let missing = self.missing()?;
+        let mut names = self.list.names();
+        names.retain(|name| !missing.contains(name));
+        self.list.reset(names)
     }
 
     /// Flushes and fsyncs the database's files.

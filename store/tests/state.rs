@@ -139,8 +139,9 @@ fn views_that_lag_are_brought_up_from_the_journal() {
     let states: Vec<&str> = leases.iter().map(|l| l.state.as_str()).collect();
     assert_eq!(states, ["released", "bound", "bound"]);
     drop(store);
-    // Or all of it.
+    // Or all of it, which is only acceptable where nothing else was in it.
     fs::remove_dir_all(dir.path().join("db")).unwrap();
+    fs::remove_file(dir.path().join("db.kept")).unwrap();
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(store.leases().unwrap(), leases);
 }
@@ -264,6 +265,54 @@ fn a_corrupt_database_is_named_and_rebuilt_with_its_losses() {
     assert_eq!(store.leases().unwrap().len(), 2);
     assert_eq!(store.seal_blob("ca").unwrap(), None);
     assert!(verify(dir.path(), &infra.der).is_ok());
+}
+
+/// sled opens a log that was cut short, without its newest values and without an error.
+#[test]
+fn rejects_a_database_that_lost_a_key() {
+    let infra = Infra::new();
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), &infra);
+    fs::remove_dir_all(dir.path().join("db")).unwrap();
+    match Store::open(dir.path()) {
+        Err(e @ StoreError::ValuesLost { .. }) => {
+            let text = e.to_string();
+            for name in [
+                "sealed blob ca",
+                "secret ca/infra-ca",
+                "document ca/infra-ca",
+            ] {
+                assert!(text.contains(name), "{text}");
+            }
+        }
+        other => panic!("expected ValuesLost, found {other:?}"),
+    }
+    let problems = check(dir.path(), Some(&infra.der)).unwrap().problems;
+    assert!(
+        problems.iter().any(|p| p.contains("secret ca/infra-ca")),
+        "{problems:?}"
+    );
+    let report = rebuild(dir.path(), Some(&infra.der)).unwrap();
+    assert!(
+        report.lost.iter().any(|l| l.contains("secret ca/infra-ca")),
+        "{:?}",
+        report.lost
+    );
+    // The loss was accepted.
+    assert!(Store::open(dir.path()).is_ok());
+}
+
+#[test]
+fn a_removed_secret_is_not_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = StoreKey::derive(&[1; 32], "store");
+    {
+        let store = Store::open(dir.path()).unwrap();
+        store.put_secret(&key, "update", b"x").unwrap();
+        store.remove_secret("update").unwrap();
+    }
+    let store = Store::open(dir.path()).unwrap();
+    assert!(store.secret(&key, "update").unwrap().is_none());
 }
 
 #[test]

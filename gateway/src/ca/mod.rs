@@ -72,6 +72,12 @@ pub enum CaError {
     /// There are CAs already; they are never overwritten.
     #[error("this appliance has its certificate authorities already")]
     Exists,
+    /// The ledger shows that there were CAs, and the database has none.
+    #[error(
+        "the ledger of this appliance has entries, but its certificate authorities are gone: \
+         restore them from the escrow; new ones would be trusted by no machine"
+    )]
+    Lost,
     /// A PEM file cannot be read or written.
     #[error("cannot {op} {}", path.display())]
     File {
@@ -209,7 +215,7 @@ impl Ca {
     /// again.
     ///
     /// # Errors
-    /// [`CaError::Exists`], a name that fits no subject, or the store.
+    /// [`CaError::Exists`], [`CaError::Lost`], a name that fits no subject, or the store.
     pub fn create(
         store: &Store,
         kek: &[u8; 32],
@@ -218,6 +224,9 @@ impl Ca {
     ) -> Result<Opened, CaError> {
         if Self::exists(store)? {
             return Err(CaError::Exists);
+        }
+        if !store.ledger().page(1, 1)?.is_empty() {
+            return Err(CaError::Lost);
         }
         let key = StoreKey::derive(kek, "ca");
         let issuer = Issuer::new(&names.appliance)?;

@@ -439,6 +439,36 @@ fn a_creation_that_broke_off_begins_again() {
     drop((dir, store));
 }
 
+/// A daemon that lost its database must not start over under the same name.
+#[test]
+fn rejects_new_cas_beside_an_old_ledger() {
+    let site = site();
+    let infra = site.opened.ca.infra_ca();
+    let signer = site.opened.ca.receipt_signer().unwrap();
+    let ledger = site.store.open_ledger(Box::new(signer), &infra).unwrap();
+    let batch = store::Batch {
+        ledger: site.opened.records.clone(),
+        ..store::Batch::default()
+    };
+    ledger.committer.commit(batch).unwrap();
+    let state = site.store.dir().to_path_buf();
+    let Site { dir, opened, store } = site;
+    drop((ledger, opened, store));
+    fs::remove_dir_all(state.join("db")).unwrap();
+    assert!(matches!(
+        Store::open(&state),
+        Err(StoreError::ValuesLost { .. })
+    ));
+    fs::remove_file(state.join("db.kept")).unwrap();
+    store::rebuild(&state, Some(&infra)).unwrap();
+    let store = Store::open(&state).unwrap();
+    assert!(matches!(
+        Ca::open_or_create(&store, &KEK, NOW, names()),
+        Err(CaError::Lost)
+    ));
+    drop(dir);
+}
+
 #[test]
 fn leaves_renew_at_two_thirds_or_with_new_names() {
     let site = site();

@@ -29,8 +29,11 @@ impl LedgerReader {
     /// A segment cannot be read, or was damaged while the daemon ran.
     pub fn page(&self, from: u64, limit: usize) -> Result<Vec<Entry>, StoreError> {
         let mut out = Vec::new();
+        if !self.dir.exists() {
+            return Ok(out);
+        }
         let files = segments(&self.dir)?;
-        let start = self.segment_of(from, &files)?;
+        let start = segment_of(from, &files)?;
         for (_, path) in &files[start..] {
             if out.len() >= limit {
                 break;
@@ -68,16 +71,16 @@ impl LedgerReader {
         }
         Ok(out)
     }
+}
 
-    /// Index of the last segment that begins at or before `from`.
-    fn segment_of(&self, from: u64, files: &[(u64, PathBuf)]) -> Result<usize, StoreError> {
-        for (index, (_, path)) in files.iter().enumerate().rev() {
-            if first_seq(path)?.is_some_and(|first| first <= from) {
-                return Ok(index);
-            }
+/// Index of the last segment that begins at or before `from`.
+fn segment_of(from: u64, files: &[(u64, PathBuf)]) -> Result<usize, StoreError> {
+    for (index, (_, path)) in files.iter().enumerate().rev() {
+        if first_seq(path)?.is_some_and(|first| first <= from) {
+            return Ok(index);
         }
-        Ok(0)
     }
+    Ok(0)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
