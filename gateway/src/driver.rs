@@ -35,14 +35,6 @@ pub enum DriverError {
     /// A record could not be made durable.
     #[error("a decision could not be recorded; the gateway stops")]
     Commit(#[source] CommitError),
-    /// The store numbered a record otherwise than the core.
-    #[error("ledger sequence {found} where {expected} was expected; the gateway stops")]
-    Sequence {
-        /// What the core numbered.
-        expected: u64,
-        /// What the store wrote.
-        found: u64,
-    },
 }
 
 /// What comes back to the loop from committer, workers and CA.
@@ -55,12 +47,6 @@ pub(crate) enum Done {
     Committed(Result<Committed, CommitError>),
     /// Work or a certificate is ready.
     Input(Input),
-}
-
-/// A batch that waits for the disk, and what to do then.
-struct Waiting {
-    first_seq: Option<u64>,
-    perform: Vec<Perform>,
 }
 
 /// The loop's own state.
@@ -83,7 +69,7 @@ impl Driver {
     /// # Errors
     /// [`DriverError`] when a decision could not be recorded.
     pub async fn run(mut self) -> Result<(), DriverError> {
-        let mut waiting: VecDeque<Waiting> = VecDeque::new();
+        let mut waiting: VecDeque<Vec<Perform>> = VecDeque::new();
         loop {
             let open = waiting.len() < COMMITS_MAX;
             let timeout = self.timeout();
@@ -109,7 +95,7 @@ impl Driver {
                     self.gateway.handle_timeout(now);
                 }
             }
-            self.commit(answers, &mut waiting)?;
+            self.commit(answers, &mut waiting);
         }
         // Everything decided is written before the process ends; its effects are not performed.
         Ok(())
@@ -199,54 +185,56 @@ impl Driver {
             }
             Request::Images(reply) => answers.push(Perform::answer(reply, self.gateway.images())),
             Request::Status(reply) => answers.push(Perform::answer(reply, self.gateway.status())),
+            Request::Note(records, reply) => {
+                for record in records {
+                    self.gateway.note(now, record);
+                }
+                answers.push(Perform::answer(reply, ()));
+            }
             Request::Ledger(from, max, reply) => answers.push(Perform::Ledger(from, max, reply)),
         }
     }
 
-    fn done(&mut self, done: Done, waiting: &mut VecDeque<Waiting>) -> Result<(), DriverError> {
+    fn done(
+        &mut self,
+        done: Done,
+        waiting: &mut VecDeque<Vec<Perform>>,
+    ) -> Result<(), DriverError> {
         match done {
             Done::Input(input) => {
                 let now = self.now();
                 self.gateway.handle(now, input);
             }
             Done::Committed(result) => {
-                let committed = result.map_err(DriverError::Commit)?;
+                result.map_err(DriverError::Commit)?;
                 // The committer answers in order, each batch once.
-                let batch = waiting
+                let perform = waiting
                     .pop_front()
                     .expect("an answer belongs to a waiting batch");
-                if let Some(expected) = batch.first_seq
-                    && expected != committed.first_seq
-                {
-                    return Err(DriverError::Sequence {
-                        expected,
-                        found: committed.first_seq,
-                    });
-                }
-                for perform in batch.perform {
-                    self.performer.perform(perform, &self.done_tx);
-                }
+                self.perform(perform);
             }
         }
         Ok(())
     }
 
+    fn perform(&mut self, perform: Vec<Perform>) {
+        for perform in perform {
+            self.performer.perform(perform, &self.done_tx);
+        }
+    }
+
     /// Persist, then perform.
-    fn commit(
-        &mut self,
-        answers: Vec<Perform>,
-        waiting: &mut VecDeque<Waiting>,
-    ) -> Result<(), DriverError> {
+    fn commit(&mut self, answers: Vec<Perform>, waiting: &mut VecDeque<Vec<Perform>>) {
         let mut batch = Batch {
             at: self.now(),
             ..Batch::default()
         };
-        let mut first_seq = None;
         let mut perform = Vec::new();
         while let Some(effect) = self.gateway.poll_effect() {
             match effect {
                 Effect::Record { seq, at, record } => {
-                    first_seq.get_or_insert(seq);
+                    // The store refuses to number it otherwise.
+                    batch.first_seq.get_or_insert(seq);
                     batch.at = at;
                     batch.ledger.push(record);
                 }
@@ -256,22 +244,15 @@ impl Driver {
         }
         perform.extend(answers);
         let nothing_to_write = batch.ledger.is_empty() && batch.journal.is_empty();
-        if nothing_to_write && perform.is_empty() {
-            return Ok(());
-        }
         if nothing_to_write {
+            // Keep the order: behind what is not yet on disk.
             match waiting.back_mut() {
-                // Keep the order: behind what is not yet on disk.
-                Some(last) => last.perform.extend(perform),
-                None => {
-                    for perform in perform {
-                        self.performer.perform(perform, &self.done_tx);
-                    }
-                }
+                Some(last) => last.extend(perform),
+                None => self.perform(perform),
             }
-            return Ok(());
+            return;
         }
-        waiting.push_back(Waiting { first_seq, perform });
+        waiting.push_back(perform);
         let done = self.done_tx.clone();
         self.committer.submit(
             batch,
@@ -280,6 +261,5 @@ impl Driver {
                 let _ = done.send(Done::Committed(result));
             }),
         );
-        Ok(())
     }
 }

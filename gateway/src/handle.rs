@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use gateway_core::identity::MachineId;
 use gateway_core::reason::Reason;
+use gateway_core::record::Record;
 use gateway_core::view::{ImageView, LedgerView, MachineView, StatusView, TimelineEntry};
 use netstack::dhcp::Ingress;
 use tokio::sync::{mpsc, oneshot};
@@ -59,6 +60,8 @@ pub(crate) enum Request {
     Images(oneshot::Sender<Vec<ImageView>>),
     /// The appliance.
     Status(oneshot::Sender<StatusView>),
+    /// Records that the shell decided on; answered once they are on disk.
+    Note(Vec<Record>, oneshot::Sender<()>),
     /// A page of the ledger.
     Ledger(u64, usize, oneshot::Sender<Vec<LedgerView>>),
 }
@@ -140,6 +143,12 @@ impl Handle {
     /// The appliance.
     pub async fn status(&self) -> Result<StatusView, Busy> {
         self.ask(Request::Status).await
+    }
+
+    /// Writes records that the shell decided on (its own certificates); returns once they are on
+    /// disk.
+    pub(crate) async fn note(&self, records: Vec<Record>) -> Result<(), Busy> {
+        self.ask(|tx| Request::Note(records, tx)).await
     }
 
     /// At most `max` ledger entries from sequence `from`.

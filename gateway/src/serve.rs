@@ -7,15 +7,18 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use attest_wire::templates::Template;
 use boot::catalog::Catalog;
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::effect::Rules;
-use gateway_core::appraisal::TimeTrust;
+use gateway_core::appraisal::{DevIdRules, TimeTrust};
 use gateway_core::bootfile::BootSettings;
 use gateway_core::catalog::CatalogEntry;
 use gateway_core::gateway::{Gateway, Setup};
 use gateway_core::identity::UnixMillis;
+use gateway_core::record::Record;
 use hw::clock::{Clock, ClockQuality};
 use netstack::dhcp;
 use tokio::net::UdpSocket;
@@ -25,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, AdminService};
 use crate::appliance::{Appliance, ApplianceError, seal_name};
-use crate::ca::{CaError, Leaf, LeafKind};
-use crate::config::Config;
+use crate::ca::{Ca, CaError, Leaf, LeafKind};
+use crate::config::{Config, DevIdAuth, DevIdKind};
 use crate::driver::{Driver, DriverError};
 use crate::effects::Performer;
 use crate::handle::Handle;
@@ -42,10 +45,13 @@ use crate::shell::https_boot::{self, BootService};
 use crate::shell::listen::{self, BindError, Listener};
 use crate::shell::tftp;
 use crate::shell::tls::{self, BootCertificates, CertSlot, TlsError};
+use crate::telemetry;
 
 /// Questions to the driver that may wait: a boot storm's worth of DISCOVERs. Beyond it DHCP drops
 /// and counts, everybody else waits.
 const REQUESTS_MAX: usize = 1_024;
+/// How often the appliance's own certificates are looked at; they are renewed weeks ahead.
+const RENEWAL_CHECK: Duration = Duration::from_secs(3_600);
 /// A held machine looks again after this long.
 const HOLD_RETRY_SECS: u32 = 60;
 
@@ -153,6 +159,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         &ready,
         &cancel,
     )?;
+    let (ca, doors, token) = (Arc::new(appliance.ca), handle.clone(), cancel.clone());
+    tasks.spawn(async move {
+        renew(ca, certificates, doors, token).await;
+        Ok("renewal")
+    });
     let token = cancel.clone();
     tasks.spawn(async move {
         dhcp.run(handle, metrics, token).await;
@@ -187,6 +198,43 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         }
     }
     outcome
+}
+
+/// Renews the certificates of the listeners while they serve: the record first, then the exchange.
+/// The receipt key is renewed at a start, since the ledger's segments and the CA worker hold it.
+async fn renew(ca: Arc<Ca>, slots: Certificates, handle: Handle, cancel: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(RENEWAL_CHECK) => {}
+        }
+        let (ca, now) = (Arc::clone(&ca), UnixMillis(Clock.now_ms()));
+        let renewed = match tokio::task::spawn_blocking(move || ca.renew_due(now)).await {
+            Ok(Ok(renewed)) => renewed,
+            Ok(Err(error)) => {
+                tracing::error!(error = telemetry::chain(&error), "certificates not renewed");
+                continue;
+            }
+            Err(_) => continue,
+        };
+        let records = renewed
+            .iter()
+            .map(|(_, _, record)| Record::Certificate(record.clone()));
+        if !renewed.is_empty() && handle.note(records.collect()).await.is_err() {
+            return;
+        }
+        for (kind, leaf, _) in renewed {
+            let Some(slot) = slots.slot(kind) else {
+                continue;
+            };
+            match slot.replace(leaf.chain(), leaf.private_key()) {
+                Ok(()) => tracing::info!(certificate = ?kind, "renewed"),
+                Err(error) => {
+                    tracing::error!(error = telemetry::chain(&error), "renewed certificate");
+                }
+            }
+        }
+    }
 }
 
 /// Every TCP and TFTP listener, open.
@@ -313,6 +361,7 @@ impl Listeners {
 }
 
 /// Certificates of the TLS listeners.
+#[derive(Clone)]
 struct Certificates {
     boot: BootCertificates,
     attest: Arc<CertSlot>,
@@ -321,6 +370,16 @@ struct Certificates {
 }
 
 impl Certificates {
+    fn slot(&self, kind: LeafKind) -> Option<&Arc<CertSlot>> {
+        match kind {
+            LeafKind::Attest => Some(&self.attest),
+            LeafKind::Boot => Some(&self.boot.p256),
+            LeafKind::BootRsa => Some(&self.boot.rsa),
+            LeafKind::AdminServer => Some(&self.admin),
+            LeafKind::Receipt => None,
+        }
+    }
+
     fn of(appliance: &Appliance) -> Result<Self, ServeError> {
         let slot = |kind, name| -> Result<Arc<CertSlot>, ServeError> {
             let leaf: Arc<Leaf> = appliance.ca.leaf(kind)?;
@@ -368,6 +427,14 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
                 ClockQuality::Unsynchronised => TimeTrust::None,
                 // NTP here is unauthenticated: it is trusted no further than the clock it set.
                 ClockQuality::Rtc | ClockQuality::Ntp => TimeTrust::Rtc(now),
+            },
+            devid: DevIdRules {
+                template: match config.devid.kind {
+                    DevIdKind::Any => None,
+                    DevIdKind::EccP256 => Some(Template::DevIdP256),
+                    DevIdKind::Rsa2048 => Some(Template::DevIdRsa2048),
+                },
+                secret_auth: config.devid.auth == DevIdAuth::Pcr,
             },
         },
         inventory: declared.inventory,

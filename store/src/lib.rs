@@ -175,7 +175,11 @@ impl Store {
         self.open_ledger_with(signer, infra_ca_der, SEGMENT_MAX_BYTES)
     }
 
-    pub(crate) fn open_ledger_with(
+    /// As [`Store::open_ledger`], with another segment size.
+    ///
+    /// # Errors
+    /// As [`Store::open_ledger`].
+    pub fn open_ledger_with(
         &self,
         signer: Box<dyn LedgerSigner>,
         infra_ca_der: &[u8],

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use attest_wire::v1::{
-    ATTEST_SERVER_NAME, AttestationResult, Attested, Binding, Challenge, Disk, EVIDENCE_PATH,
-    EXPORTER_LABEL, EkOffer, Evidence, HELLO_PATH, Hello, Nic, PcrValue, Platform, TpmInfo,
+    ATTEST_SERVER_NAME, AttestationResult, Attested, Binding, Challenge, DevIdAuth, Disk,
+    EVIDENCE_PATH, EXPORTER_LABEL, EkOffer, Evidence, HELLO_PATH, Hello, Nic, PcrValue, Platform,
+    TpmInfo,
 };
 use hw::tpm::{DevId, DevIdKind, NodeDevice, NodeTpm};
 use p256::ecdsa::signature::hazmat::PrehashSigner as _;
@@ -134,6 +135,10 @@ impl Node<'_> {
             srk_pub: devid.srk_public.clone().into(),
             ak_pub: ak_pub.into(),
             devid_pub: devid.public.clone().into(),
+            devid_auth: match devid.auth {
+                None => DevIdAuth::None,
+                Some(_) => DevIdAuth::Secret,
+            },
             tpm: TpmInfo {
                 vendor: properties.manufacturer,
                 model: properties.model,

@@ -323,6 +323,10 @@ impl Node {
             srk_pub: Bytes(self.devid.srk_public.clone()),
             ak_pub: Bytes(self.ak_public.clone()),
             devid_pub: Bytes(self.devid.public.clone()),
+            devid_auth: match self.devid.auth {
+                None => v1::DevIdAuth::None,
+                Some(_) => v1::DevIdAuth::Secret,
+            },
             tpm: TpmInfo {
                 vendor: text(&self.properties.manufacturer),
                 model: text(&self.properties.model),

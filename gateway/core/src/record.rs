@@ -173,6 +173,8 @@ pub struct Verdict {
     pub port: Option<String>,
     /// `vendor-chain` or `bare-ek`.
     pub assurance: String,
+    /// `none` or `secret`: how the DevID's authValue was made.
+    pub devid_auth: String,
     /// `measured` or `development`: how the appliance's own key is sealed.
     pub seal: String,
     /// Everything that failed, enforced or only reported.

@@ -12,11 +12,11 @@ use attest_wire::tpm::{
     Attest, AttestBody, HashAlg, PcrSelection, PublicKind, RH_OWNER, qualified_name_of_primary,
 };
 use attest_wire::v1::{
-    Binding as WireBinding, Bytes, Challenge, Evidence, Hello, decode_challenge,
+    Binding as WireBinding, Bytes, Challenge, DevIdAuth, Evidence, Hello, decode_challenge,
 };
 use boot::catalog::{Artefact, Kind, Role};
 use gateway_core::appraisal::{
-    Admission, Appraisal, Binding, CatalogEntry, EkDirectory, EkRoots, EvidenceContext,
+    Admission, Appraisal, Binding, CatalogEntry, DevIdRules, EkDirectory, EkRoots, EvidenceContext,
     HelloContext, PossessionProven, QUOTED_PCRS, Refusal, TABLE, TimeTrust, Verified,
     appraise_evidence, appraise_hello, make_challenge,
 };
@@ -57,6 +57,7 @@ struct World {
     policy: Policy,
     roots: EkRoots,
     time: TimeTrust,
+    devid: DevIdRules,
     catalog: Vec<CatalogEntry>,
 }
 
@@ -104,6 +105,7 @@ impl World {
             policy: Policy::preset(Preset::Standard),
             roots: EkRoots::default(),
             time: TimeTrust::None,
+            devid: DevIdRules::default(),
             catalog: vec![
                 entry(Kind::Ipxe, "ipxe", 1, IPXE),
                 entry(Kind::Uki, "attester", 3, UKI),
@@ -174,6 +176,7 @@ impl World {
             bindings: &self.registry,
             ek_roots: &self.roots,
             time: self.time,
+            devid: self.devid,
         }
     }
 
@@ -303,6 +306,22 @@ fn an_unknown_ek_proves_possession_and_is_no_admission() {
     let claim = proven.record(MachineId("m-new".into()), "c0ffee");
     assert_eq!(claim.serial, "LAB-0001");
     assert_eq!(claim.report_sha256.len(), 64);
+}
+
+#[test]
+fn rejects_a_devid_that_the_owner_does_not_take() {
+    let mut world = World::new();
+    world.devid.template = Some(Template::DevIdP256);
+    admitted(world.run());
+    world.devid.template = Some(Template::DevIdRsa2048);
+    refused(world.run(), "devid.kind");
+
+    let mut world = World::new();
+    world.devid.secret_auth = true;
+    world.node.devid_auth = DevIdAuth::Secret;
+    assert_eq!(admitted(world.run()).facts.devid_auth, "secret");
+    world.node.devid_auth = DevIdAuth::None;
+    refused(world.run(), "devid.auth");
 }
 
 #[test]

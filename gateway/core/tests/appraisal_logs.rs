@@ -10,8 +10,9 @@ use std::time::Instant;
 use boot::catalog::{Artefact, Kind, Role};
 use gateway_core::appraisal::eventlog::Log;
 use gateway_core::appraisal::{
-    Appraisal, Binding, CatalogEntry, EkDirectory, EkRoots, EvidenceContext, HelloContext,
-    HelloFacts, Issued, TimeTrust, Verified, appraise_evidence, appraise_hello, make_challenge,
+    Appraisal, Binding, CatalogEntry, DevIdRules, EkDirectory, EkRoots, EvidenceContext,
+    HelloContext, HelloFacts, Issued, TimeTrust, Verified, appraise_evidence, appraise_hello,
+    make_challenge,
 };
 use gateway_core::identity::{EkName, MachineId};
 use gateway_core::policy::{Policy, Preset};
@@ -91,6 +92,7 @@ fn hello_context<'a>(registry: &'a Registry, policy: &'a Policy) -> HelloContext
         bindings: registry,
         ek_roots: &ROOTS,
         time: TimeTrust::None,
+        devid: DevIdRules::default(),
     }
 }
 

@@ -16,7 +16,7 @@ use boot::catalog::{Artefact, CATALOG_VERSION, Catalog, ImageKey, Kind, Manifest
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::command::{Caller, Command, Role as AdminRole};
 use gateway_core::admission::effect::{Effect, IssuedDevId, Rules};
-use gateway_core::appraisal::{EkRoots, TimeTrust};
+use gateway_core::appraisal::{DevIdRules, EkRoots, TimeTrust};
 use gateway_core::bootfile::BootSettings;
 use gateway_core::catalog::CatalogEntry;
 use gateway_core::gateway::{BootQuery, Gateway, Input, Setup};
@@ -119,6 +119,7 @@ fn gateway(
                     .collect(),
             ),
             time: TimeTrust::None,
+            devid: DevIdRules::default(),
         },
         inventory: Inventory::default(),
         dhcp: dhcp::Config::single(dhcp::Scope::new(subnet, pool, 3_600)),

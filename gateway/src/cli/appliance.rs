@@ -204,9 +204,7 @@ impl From<ServeError> for Failure {
                 Self::new(Exit::Privilege, &error)
             }
             ServeError::Tls(_) | ServeError::Ca(_) => Self::new(Exit::Storage, &error),
-            ServeError::Driver(DriverError::Commit(_) | DriverError::Sequence { .. }) => {
-                Self::new(Exit::Storage, &error)
-            }
+            ServeError::Driver(DriverError::Commit(_)) => Self::new(Exit::Storage, &error),
             ServeError::Task(_) => Self::new(Exit::Refused, &error),
         }
     }

@@ -81,6 +81,8 @@ pub struct Hello {
     pub ak_pub: Bytes,
     /// `TPMT_PUBLIC` of the DevID key.
     pub devid_pub: Bytes,
+    /// How its authValue was made. The node's word, but bound under the quote of a measured image.
+    pub devid_auth: DevIdAuth,
     /// What the TPM says of itself; unsigned, for the operator's eye.
     pub tpm: TpmInfo,
     /// SMBIOS facts; unsigned.
@@ -96,6 +98,26 @@ pub struct Hello {
     pub boot_path: String,
     /// What the running image calls itself (`/etc/vestibule/image`), a hint for the log.
     pub uki_hint: String,
+}
+
+/// How a DevID's authValue was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DevIdAuth {
+    /// Empty: whoever can talk to the TPM can sign.
+    None,
+    /// 32 random characters that only the node knows.
+    Secret,
+}
+
+impl DevIdAuth {
+    /// Name in records and configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Secret => "secret",
+        }
+    }
 }
 
 impl Hello {

@@ -19,12 +19,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hw::tpm::{NodeDevice, TpmError};
+use hw::tpm::{DevIdKind, NodeDevice, TpmError};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use crate::console::{say, say_error};
-use crate::exchange::{AttestError, Gateway, Node, Options, Outcome};
+use crate::exchange::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome};
 use crate::extends::ExtendsError;
 use crate::facts::Facts;
 use crate::gather::{EVENT_LOG, gather};
@@ -68,10 +68,34 @@ pub fn run() -> ! {
     system::reboot()
 }
 
+/// What the image says of the DevID (`/etc/vestibule/devid`, measured with the image): lines
+/// `kind = ecc-p256|rsa-2048` and `auth = none|secret`. A line that cannot be read is said on the
+/// console and leaves the default; the gateway refuses what its owner does not take.
+fn image_options() -> Options {
+    let mut options = Options::default();
+    let text = std::fs::read_to_string(Path::new(CONFIG).join("devid")).unwrap_or_default();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        match line
+            .split_once('=')
+            .map(|(key, value)| (key.trim(), value.trim()))
+        {
+            Some(("kind", "ecc-p256")) => options.devid_kind = DevIdKind::EccP256,
+            Some(("kind", "rsa-2048")) => options.devid_kind = DevIdKind::Rsa2048,
+            Some(("auth", "none")) => options.devid_auth = DevIdAuth::None,
+            Some(("auth", "secret")) => options.devid_auth = DevIdAuth::Random,
+            _ => say(
+                "boot",
+                &format!("{CONFIG}/devid: cannot read {line:?}, ignored"),
+            ),
+        }
+    }
+    options
+}
+
 fn walk() -> Infallible {
     let options = Options {
         extends_file: Some(PathBuf::from(RUN).join("pcr15")),
-        ..Options::default()
+        ..image_options()
     };
     let anchors = anchors();
     let mut network = Network::start();

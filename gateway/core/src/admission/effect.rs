@@ -7,8 +7,9 @@ use zeroize::Zeroizing;
 
 use super::registry::Directory;
 use crate::appraisal::{
-    Admission, Appraisal, CatalogEntry, EkRoots, EvidenceContext, HelloContext, HelloFacts, Issued,
-    Refusal, TimeTrust, Verified, appraise_evidence, appraise_hello, make_challenge,
+    Admission, Appraisal, CatalogEntry, DevIdRules, EkRoots, EvidenceContext, HelloContext,
+    HelloFacts, Issued, Refusal, TimeTrust, Verified, appraise_evidence, appraise_hello,
+    make_challenge,
 };
 use crate::identity::{ConnId, MachineId, UnixMillis};
 use crate::policy::Policy;
@@ -142,6 +143,8 @@ pub struct Rules {
     pub catalog: Arc<Vec<CatalogEntry>>,
     /// How far the clock is trusted.
     pub time: TimeTrust,
+    /// Which DevID keys the owner takes.
+    pub devid: DevIdRules,
 }
 
 /// What came of [`Work`].
@@ -172,6 +175,7 @@ impl Work {
                     bindings: rules.directory.as_ref(),
                     ek_roots: &rules.ek_roots,
                     time: rules.time,
+                    devid: rules.devid,
                 };
                 let mut rng =
                     <rand_chacha::ChaCha20Rng as rand_core::SeedableRng>::from_seed(*seed);

@@ -9,10 +9,11 @@ use attest_wire::templates::{Mismatch, Template, devid_templates};
 use attest_wire::tpm::{
     Attest, AttestBody, Name, Public, RH_OWNER, qualified_name, qualified_name_of_primary,
 };
-use attest_wire::v1::Attested;
+use attest_wire::v1::{Attested, DevIdAuth};
 use aws_lc_rs::{constant_time, hmac};
 use zeroize::Zeroizing;
 
+use super::facts::DevIdRules;
 use super::signature::verify_attest;
 use crate::reason::Reason;
 
@@ -41,8 +42,34 @@ pub(super) fn appraise_ak(ak: &Public) -> Result<Name, Reason> {
 }
 
 /// Row 6: the qualified name the DevID must have, since its parent is SPIRE's SRK.
-pub(super) fn appraise_devid(devid: &Public, srk: &Public) -> Result<Name, Reason> {
-    let (_, parent) = devid_templates(devid).map_err(|error| mismatch("devid.template", &error))?;
+pub(super) fn appraise_devid(
+    devid: &Public,
+    srk: &Public,
+    auth: DevIdAuth,
+    rules: DevIdRules,
+) -> Result<Name, Reason> {
+    let (template, parent) =
+        devid_templates(devid).map_err(|error| mismatch("devid.template", &error))?;
+    if let Some(wanted) = rules.template
+        && wanted != template
+    {
+        return Err(Reason::new(
+            "devid.kind",
+            wanted.name().to_owned(),
+            template.name().to_owned(),
+            "configuration devid.kind",
+            "build the boot image with that DevID kind, or allow both",
+        ));
+    }
+    if rules.secret_auth && auth != DevIdAuth::Secret {
+        return Err(Reason::new(
+            "devid.auth",
+            "a DevID with a secret authValue",
+            "an empty authValue",
+            "configuration devid.auth",
+            "build the boot image with auth = secret, or set devid.auth to none",
+        ));
+    }
     parent
         .check(srk)
         .map_err(|error| mismatch("devid.parent", &error))?;

@@ -61,6 +61,17 @@ pub struct HelloContext<'a> {
     pub ek_roots: &'a EkRoots,
     /// How far the clock may be believed.
     pub time: TimeTrust,
+    /// Which DevID keys the owner takes.
+    pub devid: DevIdRules,
+}
+
+/// Which DevID keys the owner takes (configuration `devid`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DevIdRules {
+    /// Only this template; none takes both.
+    pub template: Option<Template>,
+    /// Whether the authValue must be secret.
+    pub secret_auth: bool,
 }
 
 /// One artefact of the catalogue and what the owner decided about it.
@@ -190,6 +201,8 @@ pub struct Facts {
     pub port: Option<String>,
     /// `vendor-chain` or `bare-ek`.
     pub assurance: &'static str,
+    /// `none` or `secret`, as the measured image said.
+    pub devid_auth: &'static str,
     /// Oddities met, by id.
     pub quirks: Vec<&'static str>,
     /// [`Hello::report_sha256`], hex; what an owner compares.
@@ -428,6 +441,7 @@ fn verdict(
         image_sha256: facts.image_sha256.clone(),
         port: facts.port.clone(),
         assurance: facts.assurance.into(),
+        devid_auth: facts.devid_auth.into(),
         seal: seal.into(),
         reasons,
         policy_sha256: facts.policy_sha256.clone(),

@@ -33,8 +33,9 @@ use zeroize::Zeroizing;
 
 pub use ek::{Assurance, EkRoots, TimeTrust};
 pub use facts::{
-    Admission, Appraisal, Binding, CatalogEntry, CheckResult, Ek, EkDirectory, EvidenceContext,
-    Facts, HelloContext, HelloFacts, Issued, Outcome, PossessionProven, Refusal, Standing,
+    Admission, Appraisal, Binding, CatalogEntry, CheckResult, DevIdRules, Ek, EkDirectory,
+    EvidenceContext, Facts, HelloContext, HelloFacts, Issued, Outcome, PossessionProven, Refusal,
+    Standing,
 };
 pub use quote::QUOTED_PCRS;
 pub use signature::verify_tpm_signature;
@@ -126,7 +127,7 @@ pub fn appraise_hello(
     if let Some(name) = &ak_name {
         facts.ak_name = name.to_hex();
     }
-    let devid = ak::appraise_devid(&publics.devid, &publics.srk);
+    let devid = ak::appraise_devid(&publics.devid, &publics.srk, hello.devid_auth, ctx.devid);
     let devid_qualified_name = judge.row(Check::DevId, Mode::Enforce, one(devid));
     let machine = machine.cloned();
     let Some(devid_qualified_name) = devid_qualified_name.filter(|_| judge.enforced.is_empty())
@@ -658,6 +659,7 @@ fn same_session(evidence: Evidence, issued: &Issued) -> Result<Evidence, Reason>
 
 /// Everything the hello shows that is written down.
 fn shown_by(hello: &Hello, facts: &mut Facts) {
+    facts.devid_auth = hello.devid_auth.as_str();
     facts.report_sha256 = hex::encode(hello.report_sha256());
     facts.serial = hello.platform.serial.clone();
     facts.macs = hello

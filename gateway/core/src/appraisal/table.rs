@@ -105,7 +105,7 @@ pub const TABLE: [Row; 14] = [
         number: 6,
         check: Check::DevId,
         judged: "DevID and SRK publics equal their templates; qualified name",
-        codes: &["devid.template", "devid.parent"],
+        codes: &["devid.template", "devid.parent", "devid.kind", "devid.auth"],
     },
     Row {
         number: 7,

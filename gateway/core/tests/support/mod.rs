@@ -52,6 +52,8 @@ pub struct Node {
     pub ak_public: Public,
     /// Hierarchy the AK lives in; honest: endorsement.
     pub ak_hierarchy: u32,
+    /// How it says its DevID is protected.
+    pub devid_auth: attest_wire::v1::DevIdAuth,
     pub srk: Public,
     pub devid: Public,
     pub clock: ClockInfo,
@@ -198,6 +200,7 @@ impl Node {
             ak_public: ecc_public(Template::Ak, &ak.verifying_key().into()),
             ak,
             ak_hierarchy: RH_ENDORSEMENT,
+            devid_auth: attest_wire::v1::DevIdAuth::None,
             srk: ecc_public(Template::SrkP256, &srk),
             devid: ecc_public(Template::DevIdP256, &devid),
             clock: ClockInfo {
@@ -240,6 +243,7 @@ impl Node {
             srk_pub: self.srk.encode().into(),
             ak_pub: self.ak_public.encode().into(),
             devid_pub: self.devid.encode().into(),
+            devid_auth: self.devid_auth,
             tpm: TpmInfo {
                 vendor: "SOFT".into(),
                 model: "software".into(),
