@@ -42,6 +42,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Refusals are what the scenarios want to see; they say so themselves. Before any thread.
+    hw::tpm::silence_tss_log();
     clear_on_signals();
     match Cli::parse().command {
         Command::List => {

@@ -5,14 +5,15 @@
 //! Steps up to the lease are held by the machine itself: it goes no further until the daemon is
 //! dead. From the hello on, the kill comes as soon as the record is seen, while the exchange goes on.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use gateway_core::record::{JournalRecord, Mark};
 use gateway_core::view::LedgerView;
 use gateway_core::walk::{Step, WALK};
 
-use crate::admin::Desk;
 use crate::pxe::Stage;
 use crate::report::Report;
 use crate::run::output;
@@ -20,6 +21,8 @@ use crate::sim::{Attested, Machine};
 use crate::site::{Options, Site};
 use crate::timeline::step_name;
 
+/// The lease journal in the state folder.
+const JOURNAL: &str = "leases.vjl";
 const RECORD_LIMIT: Duration = Duration::from_secs(15);
 
 /// Runs the scenario.
@@ -72,47 +75,74 @@ fn one(site: &mut Site, machine: &mut Machine, step: Step) -> Result<()> {
     }
     let since = crate::vm::now_ms();
     let before = reach(site, machine, step, since)?;
+    ensure!(!site.running(), "the daemon was not killed");
+    let on_disk = journal(site)?;
     site.serve().context("restart")?;
     site.verify_ledger().context("after the restart")?;
     let after = site.desk.ledger()?;
     ensure!(
-        after.len() >= before.len() && after[..before.len()] == before[..],
+        after.len() >= before.ledger.len() && after[..before.ledger.len()] == before.ledger[..],
         "acknowledged records are missing: {} before, {} after",
-        before.len(),
+        before.ledger.len(),
         after.len()
     );
+    let now = journal(site)?;
+    for mark in marks(&on_disk) {
+        ensure!(
+            marks(&now).any(|m| m.mac == mark.mac && m.step == mark.step && m.at >= mark.at),
+            "lost: {mark:?}"
+        );
+    }
     ensure!(
-        recorded(&site.desk, machine, step, since)?,
+        recorded(site, machine, step, since)?,
         "the record of {} is gone",
         step_name(step)
     );
-    complete(site, machine)
+    let addr = complete(site, machine)?;
+    if let Some(before) = before.addr {
+        ensure!(
+            addr == before,
+            "{before} was leased, {addr} came after the restart"
+        );
+    }
+    Ok(())
 }
 
-/// Brings the machine to `step`, waits for the record, kills the daemon; the ledger as it was seen
-/// before.
-fn reach(
-    site: &mut Site,
-    machine: &mut Machine,
-    step: Step,
-    since: u64,
-) -> Result<Vec<LedgerView>> {
-    let desk = site.desk.clone();
+/// What the world had been told before the kill.
+struct Told {
+    ledger: Vec<LedgerView>,
+    addr: Option<Ipv4Addr>,
+}
+
+/// Brings the machine to `step`, waits for the record, kills the daemon.
+fn reach(site: &mut Site, machine: &mut Machine, step: Step, since: u64) -> Result<Told> {
+    let told = |site: &Site, addr| -> Result<Told> {
+        Ok(Told {
+            ledger: site.desk.ledger()?,
+            addr,
+        })
+    };
     match step {
         Step::Discover | Step::Lease | Step::Boot => {
-            match step {
-                Step::Discover => machine.discover()?,
-                Step::Lease => drop(machine.lease(Stage::Pxe)?),
-                _ => drop(machine.netboot()?),
-            }
-            wait_record(&desk, machine, step, since)?;
-            let ledger = desk.ledger()?;
+            let addr = match step {
+                Step::Discover => {
+                    machine.discover()?;
+                    None
+                }
+                Step::Lease => Some(machine.lease(Stage::Pxe)?.addr),
+                _ => {
+                    machine.netboot()?;
+                    None
+                }
+            };
+            wait_record(site, machine, step, since)?;
+            let told = told(site, addr)?;
             site.kill();
-            Ok(ledger)
+            Ok(told)
         }
         Step::Hello | Step::Challenge | Step::Evidence | Step::Appraise | Step::Issue => {
-            machine.lease(Stage::Attester)?;
-            let ledger = desk.ledger()?;
+            let addr = machine.lease(Stage::Attester)?.addr;
+            let told = told(site, Some(addr))?;
             let killed = AtomicBool::new(false);
             let machine = &*machine;
             std::thread::scope(|scope| -> Result<()> {
@@ -124,21 +154,21 @@ fn reach(
                         }
                     }
                 });
-                let seen = wait_record(&desk, machine, step, since);
+                let seen = wait_record(site, machine, step, since);
                 site.kill();
                 killed.store(true, Ordering::Relaxed);
                 let _ = attester.join();
                 seen
             })?;
-            Ok(ledger)
+            Ok(told)
         }
     }
 }
 
-fn wait_record(desk: &Desk, machine: &Machine, step: Step, since: u64) -> Result<()> {
+fn wait_record(site: &Site, machine: &Machine, step: Step, since: u64) -> Result<()> {
     let started = Instant::now();
     loop {
-        if recorded(desk, machine, step, since)? {
+        if recorded(site, machine, step, since)? {
             return Ok(());
         }
         if started.elapsed() > RECORD_LIMIT {
@@ -148,13 +178,20 @@ fn wait_record(desk: &Desk, machine: &Machine, step: Step, since: u64) -> Result
     }
 }
 
-/// Whether the daemon shows a record of `step` for this machine, made since `since`.
-fn recorded(desk: &Desk, machine: &Machine, step: Step, since: u64) -> Result<bool> {
-    for view in desk.machines()? {
+/// Whether there is a record of `step` for this machine, made since `since`: a mark in the journal
+/// file, or a ledger entry that the daemon shows.
+fn recorded(site: &Site, machine: &Machine, step: Step, since: u64) -> Result<bool> {
+    if step < Step::Appraise {
+        let records = journal(site)?;
+        return Ok(
+            marks(&records).any(|m| m.mac == machine.mac && m.step == step && m.at.0 >= since)
+        );
+    }
+    for view in site.desk.machines()? {
         if !view.macs.contains(&machine.mac) {
             continue;
         }
-        let timeline = desk.timeline(&view.machine)?;
+        let timeline = site.desk.timeline(&view.machine)?;
         if timeline
             .iter()
             .any(|e| e.step == Some(step) && e.at.0 >= since)
@@ -165,19 +202,42 @@ fn recorded(desk: &Desk, machine: &Machine, step: Step, since: u64) -> Result<bo
     Ok(false)
 }
 
-/// From the start to the LDevID, with the approval if one is needed.
-fn complete(site: &Site, machine: &mut Machine) -> Result<()> {
+/// Every record in the journal file, whole frames or not: its payload is one JSON text a line.
+fn journal(site: &Site) -> Result<Vec<JournalRecord>> {
+    let path = site.state_dir().join(JOURNAL);
+    let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(bytes
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| {
+            let start = line.iter().position(|byte| *byte == b'{')?;
+            serde_json::Deserializer::from_slice(&line[start..])
+                .into_iter::<JournalRecord>()
+                .next()?
+                .ok()
+        })
+        .collect())
+}
+
+fn marks(records: &[JournalRecord]) -> impl Iterator<Item = &Mark> {
+    records.iter().filter_map(|record| match record {
+        JournalRecord::Mark(mark) => Some(mark),
+        JournalRecord::Lease(_) => None,
+    })
+}
+
+/// From the start to the LDevID, with the approval if one is needed; the leased address.
+fn complete(site: &Site, machine: &mut Machine) -> Result<Ipv4Addr> {
     machine.boot_honestly(site)?;
     machine.netboot()?;
-    machine.lease(Stage::Attester)?;
+    let addr = machine.lease(Stage::Attester)?.addr;
     match machine.attest()? {
-        Attested::Admitted { .. } => return Ok(()),
+        Attested::Admitted { .. } => return Ok(addr),
         Attested::Pending { .. } => {}
         refused => bail!("after the restart: {refused:?}"),
     }
     approve(site, machine)?;
     match machine.attest()? {
-        Attested::Admitted { .. } => Ok(()),
+        Attested::Admitted { .. } => Ok(addr),
         other => bail!("after the restart and the approval: {other:?}"),
     }
 }
