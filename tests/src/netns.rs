@@ -191,12 +191,16 @@ impl Segment {
         Ok(node)
     }
 
-    /// A port with a tap for QEMU, which must run in `fab`. Returns the tap's name.
+    /// A port with a tap for QEMU, which must run in `fab`; the same one for the same name. Returns
+    /// the tap's name.
     ///
     /// # Errors
     /// What `ip` says.
     pub fn tap(&self, name: &str) -> Result<String> {
         let tap = format!("tap-{name}");
+        if self.fab.ip(&["link", "show", "dev", &tap]).is_ok() {
+            return Ok(tap);
+        }
         self.fab.ip(&["tuntap", "add", &tap, "mode", "tap"])?;
         self.fab
             .ip(&["link", "set", &tap, "master", "prov", "up"])?;
