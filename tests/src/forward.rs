@@ -18,9 +18,10 @@ use crate::site::Site;
 pub fn serve_until_interrupted(site: &Site) -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ADMIN_PORT))
         .with_context(|| format!("cannot listen on 127.0.0.1:{ADMIN_PORT}"))?;
+    let desk = site.desk.files.display();
+    println!("reachable until Ctrl-C, with the owner's certificate:");
     println!(
-        "reachable as https://127.0.0.1:{ADMIN_PORT} with {} until Ctrl-C",
-        site.desk.files.join("owner.pem").display()
+        "  curl --cacert {desk}/admin-ca.pem --cert {desk}/owner.pem --key {desk}/owner.key https://localhost:{ADMIN_PORT}/"
     );
     std::io::stdout().flush()?;
     for connection in listener.incoming().flatten() {

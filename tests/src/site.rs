@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use boot::catalog::{Artefact, Kind, Manifest};
+use gateway_core::record::JournalRecord;
 
 use crate::admin::Desk;
 use crate::event_log::Boot;
@@ -27,6 +28,8 @@ pub const GATEWAY_TEMPLATE: usize = 0;
 /// First template for nodes.
 pub const NODE_TEMPLATES: usize = 1;
 
+/// The lease journal in the state folder.
+const JOURNAL: &str = "leases.vjl";
 const READY_LIMIT: Duration = Duration::from_secs(30);
 const BUILD_LIMIT: Duration = Duration::from_secs(300);
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
@@ -360,6 +363,26 @@ impl Site {
         lines[from..].iter().map(|l| format!("    {l}\n")).collect()
     }
 
+    /// Every record in the lease journal on disk, whole frames or not: the payload of a frame is
+    /// one JSON text a line.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn journal(&self) -> Result<Vec<JournalRecord>> {
+        let path = self.state_dir().join(JOURNAL);
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(bytes
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| {
+                let start = line.iter().position(|byte| *byte == b'{')?;
+                serde_json::Deserializer::from_slice(&line[start..])
+                    .into_iter::<JournalRecord>()
+                    .next()?
+                    .ok()
+            })
+            .collect())
+    }
+
     /// `vestibule ledger verify` over the ledger on disk.
     ///
     /// # Errors
@@ -395,6 +418,7 @@ start = "{pool_start}"
 end = "{pool_end}"
 [management]
 address = "{MGMT_ADDR}"
+names = ["localhost"]
 [tpm]
 tcti = "{TCTI}"
 [boot]

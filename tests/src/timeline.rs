@@ -1,6 +1,7 @@
 //! One machine's walk as a person reads it: what the daemon recorded, what the console said, in
 //! order of time. Nothing is added: a step that neither of them reported is not printed.
 
+use gateway_core::record::Mark;
 use gateway_core::view::TimelineEntry;
 use gateway_core::walk::{Step, WALK};
 
@@ -31,8 +32,14 @@ const CONSOLE: &[&str] = &[
     "EFI stub:",
 ];
 
-/// Merges both sources.
-pub fn merge(recorded: &[TimelineEntry], console: &[SerialLine]) -> Vec<Line> {
+/// Merges all sources. `marks` are the machine's marks as the journal on disk has them: the API
+/// shows the last of each step, the file also the first.
+pub fn merge(recorded: &[TimelineEntry], marks: &[Mark], console: &[SerialLine]) -> Vec<Line> {
+    let shown = |mark: &&Mark| {
+        recorded
+            .iter()
+            .all(|e| e.step != Some(mark.step) || e.at != mark.at)
+    };
     let mut lines: Vec<Line> = recorded
         .iter()
         .map(|entry| Line {
@@ -41,6 +48,12 @@ pub fn merge(recorded: &[TimelineEntry], console: &[SerialLine]) -> Vec<Line> {
             step: entry.step,
             text: entry.text.clone(),
         })
+        .chain(marks.iter().filter(shown).map(|mark| Line {
+            at_ms: mark.at.0,
+            source: "journal".to_owned(),
+            step: Some(mark.step),
+            text: mark.detail.clone(),
+        }))
         .chain(
             console
                 .iter()
@@ -99,6 +112,16 @@ mod tests {
         }
     }
 
+    fn mark(at: u64) -> Mark {
+        Mark {
+            mac: gateway_core::identity::MacAddr([0; 6]),
+            machine: None,
+            step: Step::Discover,
+            at: UnixMillis(at),
+            detail: String::new(),
+        }
+    }
+
     #[test]
     fn order_is_by_time_and_noise_of_the_console_is_left_out() {
         let serial = |at_ms, text: &str| SerialLine {
@@ -110,25 +133,26 @@ mod tests {
                 entry(30, Some(Step::Hello)),
                 entry(10, Some(Step::Discover)),
             ],
+            &[mark(10), mark(7)],
             &[
                 serial(20, "vestibule: [hello] x"),
                 serial(5, "[ 0.1] ACPI: noise"),
             ],
         );
         let at: Vec<u64> = lines.iter().map(|l| l.at_ms).collect();
-        assert_eq!(at, [10, 20, 30]);
+        assert_eq!(at, [7, 10, 20, 30]);
     }
 
     #[test]
     fn a_step_nobody_reported_is_missing() {
         let all: Vec<_> = WALK.iter().map(|row| entry(0, Some(row.step))).collect();
-        assert!(missing(&merge(&all, &[])).is_empty());
-        assert_eq!(missing(&merge(&all[1..], &[])), [Step::Discover]);
+        assert!(missing(&merge(&all, &[], &[])).is_empty());
+        assert_eq!(missing(&merge(&all[1..], &[], &[])), [Step::Discover]);
         // The console cannot stand in for the daemon.
         let console = [SerialLine {
             at_ms: 0,
             text: "vestibule: [discover] x".into(),
         }];
-        assert_eq!(missing(&merge(&all[1..], &console)), [Step::Discover]);
+        assert_eq!(missing(&merge(&all[1..], &[], &console)), [Step::Discover]);
     }
 }

@@ -21,8 +21,6 @@ use crate::sim::{Attested, Machine};
 use crate::site::{Options, Site};
 use crate::timeline::step_name;
 
-/// The lease journal in the state folder.
-const JOURNAL: &str = "leases.vjl";
 const RECORD_LIMIT: Duration = Duration::from_secs(15);
 
 /// Runs the scenario.
@@ -76,7 +74,7 @@ fn one(site: &mut Site, machine: &mut Machine, step: Step) -> Result<()> {
     let since = crate::vm::now_ms();
     let before = reach(site, machine, step, since)?;
     ensure!(!site.running(), "the daemon was not killed");
-    let on_disk = journal(site)?;
+    let on_disk = site.journal()?;
     site.serve().context("restart")?;
     site.verify_ledger().context("after the restart")?;
     let after = site.desk.ledger()?;
@@ -86,7 +84,7 @@ fn one(site: &mut Site, machine: &mut Machine, step: Step) -> Result<()> {
         before.ledger.len(),
         after.len()
     );
-    let now = journal(site)?;
+    let now = site.journal()?;
     for mark in marks(&on_disk) {
         ensure!(
             marks(&now).any(|m| m.mac == mark.mac && m.step == mark.step && m.at >= mark.at),
@@ -182,7 +180,7 @@ fn wait_record(site: &Site, machine: &Machine, step: Step, since: u64) -> Result
 /// file, or a ledger entry that the daemon shows.
 fn recorded(site: &Site, machine: &Machine, step: Step, since: u64) -> Result<bool> {
     if step < Step::Appraise {
-        let records = journal(site)?;
+        let records = site.journal()?;
         return Ok(
             marks(&records).any(|m| m.mac == machine.mac && m.step == step && m.at.0 >= since)
         );
@@ -200,22 +198,6 @@ fn recorded(site: &Site, machine: &Machine, step: Step, since: u64) -> Result<bo
         }
     }
     Ok(false)
-}
-
-/// Every record in the journal file, whole frames or not: its payload is one JSON text a line.
-fn journal(site: &Site) -> Result<Vec<JournalRecord>> {
-    let path = site.state_dir().join(JOURNAL);
-    let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(bytes
-        .split(|byte| *byte == b'\n')
-        .filter_map(|line| {
-            let start = line.iter().position(|byte| *byte == b'{')?;
-            serde_json::Deserializer::from_slice(&line[start..])
-                .into_iter::<JournalRecord>()
-                .next()?
-                .ok()
-        })
-        .collect())
 }
 
 fn marks(records: &[JournalRecord]) -> impl Iterator<Item = &Mark> {

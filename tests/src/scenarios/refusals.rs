@@ -27,8 +27,10 @@ enum Lie {
     ReplayedQuote,
     /// The hello names another AK than the one that proves possession.
     ForeignAk,
-    /// A key without `restricted` signs a made-up TPMS_ATTEST.
+    /// The AK shown lacks `restricted`: it could sign a made-up TPMS_ATTEST.
     UnrestrictedKey,
+    /// A made-up TPMS_ATTEST, signed by such a key beside an honest AK.
+    ForgedAttest,
     /// A digest of the event log is another one.
     EditedLog,
     /// Evidence on a connection that has said no hello.
@@ -60,10 +62,11 @@ const LIES: &[(Lie, &str, &str)] = &[
         "AK whose Name is not the activated one",
         "ak.activation",
     ),
+    (Lie::UnrestrictedKey, "AK without restricted", "ak.template"),
     (
-        Lie::UnrestrictedKey,
+        Lie::ForgedAttest,
         "TPMS_ATTEST forged by an unrestricted key",
-        "ak.template",
+        "quote.signature",
     ),
     (Lie::EditedLog, "edited event log", "eventlog.replay"),
     (
@@ -111,6 +114,10 @@ fn all(report: &Report, site: &Site) -> Result<()> {
         unknown_ek(site, &mut a)
     });
     admit(site, &mut a).context("the honest machine is not admitted")?;
+    report.check(
+        "MAC, serial and UUID of an admitted machine with a TPM of its own: a claim",
+        stranger(site, &mut a),
+    );
     let mut expected = Vec::new();
     for (lie, name, code) in LIES {
         let refused = tell(site, &mut a, &b, *lie);
@@ -152,6 +159,19 @@ fn unknown_ek(site: &Site, machine: &mut Machine) -> Result<()> {
             m.state == "pending" && m.macs.contains(&machine.mac)
         })?;
     super::walk::no_certificate(site, &claim.machine)
+}
+
+/// A machine that copies everything of `admitted` that can be copied gets nothing of it.
+fn stranger(site: &Site, admitted: &mut Machine) -> Result<()> {
+    let mut stranger = Machine::plug(site, 3)?;
+    stranger.claims = admitted.claims.clone();
+    stranger.boot_honestly(site)?;
+    stranger.lease(crate::pxe::Stage::Attester)?;
+    match stranger.attest()? {
+        Attested::Pending { code } => ensure!(code == "ek.unknown", "code {code}"),
+        other => bail!("{other:?}"),
+    }
+    honest(site, admitted).context("the real one")
 }
 
 /// Approves the machine's claim and lets it in.
@@ -238,6 +258,13 @@ fn tell(site: &Site, a: &mut Machine, b: &Machine, lie: Lie) -> Result<Attestati
         };
         if let Some(earlier) = earlier {
             evidence.quote = earlier.quote;
+        }
+        if lie == Lie::ForgedAttest {
+            // Magic, type and nonce stay; the PCR digest, the last field, becomes what one wishes.
+            let attest = &mut evidence.quote.attest.0;
+            let last = attest.last_mut().context("an empty TPMS_ATTEST")?;
+            *last ^= 1;
+            evidence.quote.sig = forged.sign(attest)?.into();
         }
         if lie == Lie::EditedLog {
             edit_last_pcr4_digest(&mut evidence.event_log.0)?;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gateway_core::identity::MachineId;
-use gateway_core::record::Record;
+use gateway_core::record::{JournalRecord, Mark, Record};
 
 use crate::admin::Desk;
 use crate::report::Report;
@@ -111,13 +111,11 @@ pub fn demo(report: &Report, keep: bool) -> Result<()> {
     let started = Instant::now();
     let site = walk(report, "demo", FirmwareBoot::Pxe, true)?;
     println!("\nseconds: {:.1}", started.elapsed().as_secs_f64());
-    println!(
-        "admin:   {} (owner's certificate in {})",
-        Desk::url(),
-        site.desk.files.display()
-    );
+    println!("admin:   {}", Desk::url());
     if keep {
         crate::forward::serve_until_interrupted(&site)?;
+    } else {
+        println!("         (gone with this run; `cargo xtask demo --keep` leaves it to look at)");
     }
     Ok(())
 }
@@ -154,7 +152,8 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
     bench
         .vm
         .wait_for("ADMITTED, correlation", Duration::from_secs(30))?;
-    let lines = timeline::merge(&site.desk.timeline(&machine)?, &bench.vm.lines());
+    let marks = marks_of(site, 1)?;
+    let lines = timeline::merge(&site.desk.timeline(&machine)?, &marks, &bench.vm.lines());
     let missing = timeline::missing(&lines);
     report.check("every step of the walk is recorded", {
         if missing.is_empty() {
@@ -178,6 +177,17 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
     ));
     bench.vm.power_off();
     Ok(())
+}
+
+fn marks_of(site: &Site, number: usize) -> Result<Vec<Mark>> {
+    Ok(site
+        .journal()?
+        .into_iter()
+        .filter_map(|record| match record {
+            JournalRecord::Mark(mark) if mark.mac == mac(number) => Some(mark),
+            JournalRecord::Mark(_) | JournalRecord::Lease(_) => None,
+        })
+        .collect())
 }
 
 fn tail(bench: &Bench) -> String {
