@@ -113,7 +113,7 @@ impl Appliance {
         let signer = opened.ca.receipt_signer().map_err(ApplianceError::Ca)?;
         let recovered = store.recover_journal().map_err(store_error)?;
         let ledger = store
-            .open_ledger(Box::new(signer), &infra)
+            .open_ledger_with(Box::new(signer), &infra, config.ledger.segment_max_bytes)
             .map_err(store_error)?;
         if ledger.entries.is_empty() {
             let genesis = Genesis {

@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use gateway_core::identity::MacAddr;
 use gateway_core::inventory::is_machine_name;
+use gateway_core::policy::PRESETS;
 pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
 
@@ -329,7 +330,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
     let ledger = in_section(root, "ledger", |s| {
         let bytes = s.integer("segment_max_bytes", 65_536..=1 << 32, "bytes");
         Some(LedgerLimits {
-            segment_max_bytes: bytes.unwrap_or(64 << 20),
+            segment_max_bytes: bytes.unwrap_or(store::SEGMENT_MAX_BYTES),
         })
     });
     let devid = in_section(root, "devid", read_devid);
@@ -641,14 +642,7 @@ fn read_boot(section: &Section<'_, '_>, base: &Path) -> Option<BootFiles> {
 }
 
 fn read_policy(section: &Section<'_, '_>, base: &Path) -> Option<PolicySource> {
-    let preset = section.choice(
-        "preset",
-        &[
-            ("strict", Preset::Strict),
-            ("standard", Preset::Standard),
-            ("observe", Preset::Observe),
-        ],
-    );
+    let preset = section.choice("preset", &PRESETS);
     let file = path(section, "file", base);
     match (preset, file) {
         (Some(preset), None) => Some(PolicySource::Preset(preset)),

@@ -239,7 +239,11 @@ impl Driver {
                     batch.ledger.push(record);
                 }
                 Effect::Journal(record) => batch.journal.push(record),
-                other => perform.push(Perform::Effect(Box::new(other))),
+                effect @ (Effect::Dhcp { .. }
+                | Effect::Work(_)
+                | Effect::Issue(_)
+                | Effect::Wire { .. }
+                | Effect::Refused { .. }) => perform.push(Perform::Effect(Box::new(effect))),
             }
         }
         perform.extend(answers);

@@ -48,7 +48,7 @@ pub use error::StoreError;
 pub use journal::Recovered;
 pub use ledger::{
     CHECKPOINT_LABEL, Entry, ExportReport, HEAD_LABEL, Hash, LedgerReader, LedgerSigner, Report,
-    VerifyError, export, verify,
+    SEGMENT_MAX_BYTES, VerifyError, export, verify,
 };
 pub use rebuild::{CheckReport, RebuildReport, check, rebuild};
 pub use secret::StoreKey;
@@ -56,7 +56,7 @@ pub use secret::StoreKey;
 use file::{Disk, RealDisk};
 use journal::Journal;
 use kept::Kept;
-use ledger::{LedgerWriter, SEGMENT_MAX_BYTES};
+use ledger::LedgerWriter;
 use views::Views;
 
 /// Folder of the ledger in the state directory.

@@ -247,7 +247,9 @@ impl Issuer {
     pub fn ca(&self, ca: Ca, now: UnixMillis, random: [u8; 20]) -> CertProfile {
         let (key, not_before, not_after) = match ca {
             Ca::Boot => (KeyKind::Rsa3072, BOOT_BEGIN, BOOT_END),
-            _ => (KeyKind::P384, begins(now), ends(now, CA_LIFE)),
+            Ca::Infra | Ca::Device | Ca::Admin | Ca::Ak => {
+                (KeyKind::P384, begins(now), ends(now, CA_LIFE))
+            }
         };
         CertProfile {
             name: ca.name(),
@@ -319,7 +321,7 @@ impl Issuer {
     ) -> CertProfile {
         let name = match key {
             KeyKind::Rsa3072 => "boot-rsa",
-            _ => "boot",
+            KeyKind::P256 | KeyKind::P384 | KeyKind::Node => "boot",
         };
         CertProfile {
             key,

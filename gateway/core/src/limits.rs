@@ -13,9 +13,6 @@ pub const SESSIONS_PER_PEER_MAX: usize = 4;
 /// Pending claims in total: what one person can compare in a day, times four.
 pub const CLAIMS_MAX: usize = 256;
 
-/// Pending claims per ingress: one port or relay must not fill the list for the others.
-pub const CLAIMS_PER_INGRESS_MAX: usize = 128;
-
 /// Hardware addresses whose walk marks are remembered: a /22 of machines.
 pub const WALKERS_MAX: usize = 4_096;
 

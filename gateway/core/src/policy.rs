@@ -44,11 +44,12 @@ pub enum Preset {
     Strict,
     /// Rows 1 to 12 enforced, 13 and 14 reported; a bare approved EK is good enough.
     Standard,
-    /// Shadow mode: gates nothing, reports what would refuse.
+    /// Rows 4 and 10 to 14 only reported; what proves possession of the keys stays enforced.
     Observe,
 }
 
-const PRESETS: [(&str, Preset); 3] = [
+/// Their names in files.
+pub const PRESETS: [(&str, Preset); 3] = [
     ("strict", Preset::Strict),
     ("standard", Preset::Standard),
     ("observe", Preset::Observe),
@@ -78,7 +79,6 @@ type Modes = BTreeMap<Check, Mode>;
 /// A policy in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    preset: Preset,
     modes: Modes,
     classes: BTreeMap<String, Modes>,
     require_ek_cert: bool,
@@ -124,17 +124,6 @@ impl Policy {
             .map_or("standard", |(name, _)| name);
         Self::parse(&format!("version = 1\npreset = \"{name}\"\n"))
             .expect("a shipped preset has no mistake")
-    }
-
-    /// The preset it started from.
-    pub fn started_from(&self) -> Preset {
-        self.preset
-    }
-
-    /// Whether refusals keep machines out. False in shadow mode: then the gateway opens for
-    /// everybody and the reasons are only written down. Certificates need proven keys all the same.
-    pub fn gates(&self) -> bool {
-        self.preset != Preset::Observe
     }
 
     /// What a failure of `check` does to a machine of `class`.
@@ -220,7 +209,6 @@ fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
     let mut all = preset_modes(preset);
     all.extend(own_modes);
     Some(Policy {
-        preset,
         modes: all,
         classes,
         require_ek_cert: require_cert.unwrap_or(strict),
@@ -307,8 +295,6 @@ mod tests {
                 "{preset:?} {check:?}"
             );
         }
-        assert!(!Policy::preset(Preset::Observe).gates());
-        assert!(Policy::preset(Preset::Standard).gates());
     }
 
     #[test]

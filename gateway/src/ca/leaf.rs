@@ -53,7 +53,7 @@ impl LeafKind {
     fn key_kind(self) -> KeyKind {
         match self {
             Self::BootRsa => KeyKind::Rsa3072,
-            _ => KeyKind::P256,
+            Self::Attest | Self::Receipt | Self::Boot | Self::AdminServer => KeyKind::P256,
         }
     }
 

@@ -67,7 +67,7 @@ pub(super) fn record(
             KeyKind::Node => Some(gateway_core::identity::MachineId(
                 profile.common_name.clone(),
             )),
-            _ => None,
+            KeyKind::P256 | KeyKind::P384 | KeyKind::Rsa3072 => None,
         },
         profile: profile.name.into(),
         serial: hex::encode(profile.serial),
@@ -96,7 +96,9 @@ impl NewKey {
     pub(super) fn generate(profile: &CertProfile) -> Result<Self, CaError> {
         let pair = match profile.key {
             KeyKind::Rsa3072 => KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_3072),
-            kind => KeyPair::generate_for(algorithm(kind)),
+            kind @ (KeyKind::P256 | KeyKind::P384 | KeyKind::Node) => {
+                KeyPair::generate_for(algorithm(kind))
+            }
         }
         .map_err(failed(profile.name))?;
         let pkcs8 = Zeroizing::new(pair.serialize_der());
@@ -152,7 +154,7 @@ impl Authority {
     pub(super) fn open(which: Which, der: &[u8], pkcs8: &[u8]) -> Result<Self, CaError> {
         let kind = match which {
             Which::Boot => KeyKind::Rsa3072,
-            _ => KeyKind::P384,
+            Which::Infra | Which::Device | Which::Admin | Which::Ak => KeyKind::P384,
         };
         let key = open_key(which.name(), pkcs8, kind)?;
         let der = CertificateDer::from(der.to_vec());

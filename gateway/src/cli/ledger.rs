@@ -84,7 +84,11 @@ fn export(out: &Output, path: &Path, file: &Path, show_names: bool) -> Result<Ex
 fn failure(error: &store::VerifyError) -> Failure {
     let exit = match error {
         store::VerifyError::Read { .. } | store::VerifyError::Write(_) => Exit::Storage,
-        _ => Exit::Refused,
+        store::VerifyError::NotALedger { .. }
+        | store::VerifyError::Edited { .. }
+        | store::VerifyError::Missing { .. }
+        | store::VerifyError::BadSignature { .. }
+        | store::VerifyError::Untrusted { .. } => Exit::Refused,
     };
     Failure::new(exit, error)
 }

@@ -49,18 +49,9 @@ impl FileSource for BootSource {
 
     fn finished(&self, report: &Report) {
         self.metrics.count(TFTP, report.end.code());
-        tracing::info!(
-            peer = %report.peer,
-            name = report.name,
-            end = report.end.code(),
-            len = report.file_len,
-            ms = report.duration.as_millis(),
-            "tftp transfer"
-        );
     }
 
-    fn refused(&self, peer: SocketAddr, code: &'static str) {
+    fn refused(&self, _peer: SocketAddr, code: &'static str) {
         self.metrics.count(TFTP, code);
-        tracing::debug!(%peer, code, "tftp request refused");
     }
 }

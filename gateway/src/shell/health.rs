@@ -125,11 +125,6 @@ impl HealthService {
         for (state, count) in &status.machines {
             metrics::line(out, name, &[("state", state)], *count);
         }
-        let name = "vestibule_refusals_total";
-        metrics::head(out, name, "Refusals since start, per code.", "counter");
-        for (code, count) in &status.refusals {
-            metrics::line(out, name, &[("code", code)], *count);
-        }
         let name = "vestibule_seal_development";
         let help = "1 when the CA keys are not bound to a measured boot.";
         metrics::head(out, name, help, "gauge");

@@ -5,7 +5,6 @@
 
 use p256::ecdsa::signature::hazmat::PrehashSigner;
 use p256::ecdsa::{Signature, SigningKey, VerifyingKey};
-use p256::pkcs8::EncodePublicKey;
 use rand_core::CryptoRngCore;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
@@ -52,18 +51,6 @@ impl UpdateKey {
             .to_encoded_point(false)
             .as_bytes()
             .to_vec()
-    }
-
-    /// The public key as DER SubjectPublicKeyInfo.
-    ///
-    /// # Errors
-    /// Never in practice; the encoder's error is passed on.
-    pub fn public_spki(&self) -> Result<Vec<u8>, TpmError> {
-        self.key
-            .verifying_key()
-            .to_public_key_der()
-            .map(|der| der.as_bytes().to_vec())
-            .map_err(|e| malformed("update key", &e.to_string()))
     }
 
     /// Approves a boot state for one epoch: `TPMT_SIGNATURE` over `H(policy || policyRef)`.

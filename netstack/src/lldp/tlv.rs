@@ -96,8 +96,6 @@ impl Capabilities {
     pub const BRIDGE: u16 = 1 << 2;
     /// Router.
     pub const ROUTER: u16 = 1 << 4;
-    /// Station only.
-    pub const STATION: u16 = 1 << 7;
 }
 
 /// One management address (clause 8.5.9).

@@ -27,9 +27,10 @@ pub use entry::{Entry, Hash};
 pub use export::{ExportReport, export};
 pub use page::LedgerReader;
 pub use verify::{Report, VerifyError, verify};
+pub use writer::SEGMENT_MAX_BYTES;
 
 pub(crate) use verify::{Depth, OnTornTail, Scanned, scan_dir};
-pub(crate) use writer::{LedgerWriter, SEGMENT_MAX_BYTES};
+pub(crate) use writer::LedgerWriter;
 
 use crate::error::StoreError;
 

@@ -15,8 +15,9 @@ use crate::error::StoreError;
 use crate::file::{self, AppendFile, Disk};
 use crate::frame;
 
-/// Segments are closed when they grow beyond this, in bytes.
-pub(crate) const SEGMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;
+/// Segments are closed when they grow beyond this, in bytes, unless the configuration says
+/// otherwise: some forty thousand verdicts, and still read whole at a start.
+pub const SEGMENT_MAX_BYTES: u64 = 64 << 20;
 
 /// The open end of the ledger.
 pub(crate) struct LedgerWriter {

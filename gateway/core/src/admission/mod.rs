@@ -107,11 +107,6 @@ impl Admission {
         &self.rules
     }
 
-    /// The rules in force, for a change of the catalogue.
-    pub fn rules_mut(&mut self) -> &mut Rules {
-        &mut self.rules
-    }
-
     /// Step `hello`: bounds, then rows 1-6 on a worker.
     pub fn hello(&mut self, now: UnixMillis, input: HelloInput, out: &mut Outbox) {
         let mac = input.mac.unwrap_or(MacAddr([0; 6]));

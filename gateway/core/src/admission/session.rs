@@ -44,7 +44,7 @@ impl Sessions {
     /// Takes a new session in.
     ///
     /// # Errors
-    /// `session.limit` or `session.reused` with what to do.
+    /// `session.limit` or `channel.reused` with what to do.
     pub fn open(&mut self, conn: ConnId, session: Session) -> Result<(), Reason> {
         if self.by_conn.contains_key(&conn) {
             return Err(Reason::new(

@@ -219,7 +219,7 @@ impl BootJudge<'_> {
                     format!("an image of the catalogue ({} entries)", catalog.len()),
                     describe(event),
                     "docs/PROTOCOL.md section 3 row 11",
-                    "find out what ran; if it is ours, add it with `vestibule image add`",
+                    "find out what ran; if it is ours, `boot-image build --keep` puts it into the catalogue",
                 ),
                 ([], Some(kernel)) => kernels.push(kernel),
                 (entries, _) => {

@@ -64,6 +64,16 @@ pub enum LogError {
     },
 }
 
+impl LogError {
+    /// Code of the refusal (docs/PROTOCOL.md section 3, row 10).
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Empty => "eventlog.empty",
+            Self::Truncated { .. } | Self::Value { .. } => "eventlog.malformed",
+        }
+    }
+}
+
 /// Which layout the log has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {

@@ -353,15 +353,15 @@ fn replayed<'e>(
             expected,
             found,
             "TCG PC Client PFP 1.06 section 10",
-            "read the log of this boot again; if it stays, compare with `vestibule inspect eventlog`",
+            "boot again; if it stays, firmware and log disagree: read /sys/kernel/security/tpm0/binary_bios_measurements there",
         )
     };
     let log = Log::parse(&evidence.event_log.0).map_err(|error| {
-        let code = match error {
-            eventlog::LogError::Empty => "eventlog.empty",
-            _ => "eventlog.malformed",
-        };
-        vec![fail(code, "a TCG event log".into(), error.to_string())]
+        vec![fail(
+            error.code(),
+            "a TCG event log".into(),
+            error.to_string(),
+        )]
     })?;
     if log.startup_locality.is_some_and(|locality| locality != 0) {
         quirks.push(Quirk::StartupLocality);
