@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use gateway_core::admission::effect::Effect;
 use gateway_core::gateway::{Gateway, Input};
 use gateway_core::identity::UnixMillis;
+use gateway_core::record::JournalRecord;
 use hw::clock::Clock;
 use store::{Batch, CommitError, Committed, Committer};
 use tokio::sync::mpsc;
@@ -19,6 +20,7 @@ use zeroize::Zeroizing;
 
 use crate::effects::{Perform, Performer};
 use crate::handle::Request;
+use crate::telemetry;
 
 /// Inputs handled before the records go to the committer.
 const DRAIN_MAX: usize = 256;
@@ -233,12 +235,18 @@ impl Driver {
         while let Some(effect) = self.gateway.poll_effect() {
             match effect {
                 Effect::Record { seq, at, record } => {
+                    telemetry::recorded(seq, &record);
                     // The store refuses to number it otherwise.
                     batch.first_seq.get_or_insert(seq);
                     batch.at = at;
                     batch.ledger.push(record);
                 }
-                Effect::Journal(record) => batch.journal.push(record),
+                Effect::Journal(record) => {
+                    if let JournalRecord::Mark(mark) = &record {
+                        telemetry::marked(mark);
+                    }
+                    batch.journal.push(record);
+                }
                 effect @ (Effect::Dhcp { .. }
                 | Effect::Work(_)
                 | Effect::Issue(_)

@@ -3,17 +3,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gateway_core::admission::effect::{Effect, IssueRequest, WireReply, Work};
 use gateway_core::gateway::Input;
 use gateway_core::identity::ConnId;
 use gateway_core::view::LedgerView;
+use gateway_core::walk::Step;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::driver::Done;
 use crate::issue::Issuer;
 use crate::metrics::REFUSED;
 use crate::shell::dhcp::DhcpSender;
+use crate::telemetry;
 
 /// Appraisals at once: one per core; the rest wait their turn in order.
 const WORKERS: usize = 4;
@@ -84,6 +87,7 @@ impl Performer {
                 Effect::Work(work) => self.work(work, done.clone()),
                 Effect::Issue(request) => self.issue(request, done.clone()),
                 Effect::Wire { conn, reply } => {
+                    tracing::debug!(conn = conn.0, status = reply.status, "answered");
                     if let Some(waiting) = self.replies.remove(&conn) {
                         // The node may have hung up; its session is over either way.
                         drop(waiting.send(reply));
@@ -92,15 +96,7 @@ impl Performer {
                 Effect::Refused { subject, reasons } => {
                     for reason in reasons {
                         self.metrics.count(REFUSED, reason.code.clone());
-                        tracing::warn!(
-                            subject,
-                            code = %reason.code,
-                            expected = reason.expected,
-                            found = reason.found,
-                            source = %reason.source,
-                            next = %reason.next,
-                            "refused"
-                        );
+                        telemetry::decided(&subject, &reason);
                     }
                 }
                 Effect::Record { .. } | Effect::Journal(_) => {
@@ -116,7 +112,13 @@ impl Performer {
             let Ok(_permit) = workers.acquire_owned().await else {
                 return;
             };
-            let finished = tokio::task::spawn_blocking(move || work.run()).await;
+            let span = tracing::info_span!(
+                "work",
+                step = work.step().name(),
+                correlation = work.correlation()
+            );
+            let run = move || span.in_scope(|| timed("judged", || work.run()));
+            let finished = tokio::task::spawn_blocking(run).await;
             if let Ok(finished) = finished {
                 // A loop that has ended wants no more inputs.
                 drop(done.send(Done::Input(Input::WorkDone(Box::new(finished)))));
@@ -128,7 +130,14 @@ impl Performer {
         let issuer = Arc::clone(&self.issuer);
         tokio::spawn(async move {
             let (conn, machine) = (request.conn, request.machine.clone());
-            let issued = tokio::task::spawn_blocking(move || issuer.issue(&request)).await;
+            let span = tracing::info_span!(
+                "work",
+                step = Step::Issue.name(),
+                machine_id = machine.0,
+                correlation = request.verdict.correlation
+            );
+            let run = move || span.in_scope(|| timed("signed", || issuer.issue(&request)));
+            let issued = tokio::task::spawn_blocking(run).await;
             if let Ok(issued) = issued {
                 drop(done.send(Done::Input(Input::Issued {
                     conn,
@@ -154,8 +163,16 @@ impl Performer {
                 drop(reply.send(views));
             }
             Err(error) => {
-                tracing::error!(error = crate::telemetry::chain(&error), "ledger page");
+                tracing::error!(error = telemetry::chain(&error), "ledger page");
             }
         });
     }
+}
+
+/// Runs one piece of work and logs how long it took, in the span of its step.
+fn timed<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = work();
+    tracing::debug!(ms = start.elapsed().as_millis() as u64, "{what}");
+    done
 }

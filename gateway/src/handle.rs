@@ -36,6 +36,19 @@ pub struct Connection {
 #[error("the gateway is busy or stopping")]
 pub struct Busy;
 
+impl Busy {
+    /// For the log, the API and the page.
+    pub fn reason(&self) -> Reason {
+        Reason::new(
+            "gateway.busy",
+            "a gateway that takes requests",
+            "a full queue, or one that stops",
+            "docs/OPERATIONS.md, bounds",
+            "try again; see /healthz",
+        )
+    }
+}
+
 /// One question to the driver.
 pub(crate) enum Request {
     /// A datagram on UDP 67.

@@ -9,6 +9,8 @@ use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
 use gateway_core::reason::Reason;
+use gateway_core::record::{Mark, Record};
+use gateway_core::walk::Step;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Log, LogFormat};
@@ -77,7 +79,64 @@ pub fn redact(text: &str) -> String {
     out
 }
 
-/// Logs one refusal with its five parts as fields.
+/// Logs a mark of the walk: step and names as in `gateway_core::walk`.
+pub fn marked(mark: &Mark) {
+    tracing::info!(
+        step = mark.step.name(),
+        machine_id = mark.machine.as_ref().map(|id| id.0.as_str()),
+        mac = %mark.mac,
+        detail = %redact(&mark.detail),
+        "walk"
+    );
+}
+
+/// Logs what a ledger record says of a machine; its reasons have lines of their own.
+pub fn recorded(seq: u64, record: &Record) {
+    match record {
+        Record::Claim(claim) => tracing::info!(
+            step = Step::Appraise.name(),
+            machine_id = claim.machine.0,
+            correlation = claim.correlation,
+            seq,
+            "claim"
+        ),
+        Record::Verdict(verdict) => tracing::info!(
+            step = Step::Appraise.name(),
+            machine_id = verdict.machine.as_ref().map(|id| id.0.as_str()),
+            correlation = verdict.correlation,
+            admitted = verdict.admitted,
+            seq,
+            "verdict"
+        ),
+        Record::Certificate(certificate) => tracing::info!(
+            step = certificate.machine.is_some().then(|| Step::Issue.name()),
+            machine_id = certificate.machine.as_ref().map(|id| id.0.as_str()),
+            correlation = certificate.correlation,
+            profile = certificate.profile,
+            serial = certificate.serial,
+            seq,
+            "certificate"
+        ),
+        // Acts are logged by the admin endpoint with the role; refusals by `decided`.
+        Record::Genesis(_) | Record::Operator(_) | Record::RefusalSummary(_) => {}
+    }
+}
+
+/// Logs one refusal of the core with its five parts as fields. `subject` is a correlation id, a
+/// hardware address or a machine.
+pub fn decided(subject: &str, reason: &Reason) {
+    tracing::warn!(
+        subject,
+        reason = %reason.code,
+        expected = %redact(&reason.expected),
+        found = %redact(&reason.found),
+        source = %reason.source,
+        next = %reason.next,
+        "refused"
+    );
+}
+
+/// Logs one refusal of a listener with its five parts as fields.
 pub fn refused(listener: &str, peer: impl std::fmt::Display, reason: &Reason) {
     tracing::warn!(
         listener,
@@ -105,6 +164,68 @@ mod tests {
         assert_eq!(chain(&error), "cannot open the store: disk full");
         let same = std::io::Error::other("x");
         assert_eq!(chain(&same), "x");
+    }
+
+    #[test]
+    fn lines_of_the_walk_carry_its_names() {
+        use std::sync::{Arc, Mutex, PoisonError};
+
+        use gateway_core::identity::{MacAddr, MachineId, UnixMillis};
+
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<u8>>>);
+        impl std::io::Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.write(bytes)
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .json()
+            .flatten_event(true)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            marked(&Mark {
+                mac: MacAddr([2, 0, 0, 0, 0, 7]),
+                machine: Some(MachineId("node-7".into())),
+                step: Step::Lease,
+                at: UnixMillis(1),
+                detail: "leased\n10.0.0.7".into(),
+            });
+            decided("m-1", &Reason::new("ek.unknown", "a", "b", "c", "d"));
+        });
+        let bytes = lines.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&bytes);
+        let events: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("one event per line"))
+            .collect();
+        let expected = [
+            ("step", "lease"),
+            ("machine_id", "node-7"),
+            ("mac", "02:00:00:00:00:07"),
+            ("detail", "leased\\n10.0.0.7"),
+        ];
+        for (field, value) in expected {
+            assert_eq!(events[0][field], value, "{text}");
+        }
+        for (field, value) in [
+            ("subject", "m-1"),
+            ("reason", "ek.unknown"),
+            ("expected", "a"),
+            ("found", "b"),
+            ("source", "c"),
+            ("next", "d"),
+        ] {
+            assert_eq!(events[1][field], value, "{text}");
+        }
     }
 
     #[test]

@@ -25,6 +25,22 @@ pub enum Step {
     Issue,
 }
 
+impl Step {
+    /// Name in journal, ledger, log and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Step::Discover => "discover",
+            Step::Lease => "lease",
+            Step::Boot => "boot",
+            Step::Hello => "hello",
+            Step::Challenge => "challenge",
+            Step::Evidence => "evidence",
+            Step::Appraise => "appraise",
+            Step::Issue => "issue",
+        }
+    }
+}
+
 /// One row of the walk.
 pub struct Row {
     /// The step.
@@ -54,7 +70,7 @@ pub const WALK: &[Row] = &[
     Row {
         step: Step::Boot,
         input: "TFTP RRQ or HTTP GET",
-        decided_by: "boot::plan",
+        decided_by: "gateway_core::bootfile, boot::plan",
         record: "journal: mark",
     },
     Row {
@@ -88,3 +104,16 @@ pub const WALK: &[Row] = &[
         record: "ledger: certificate",
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_written_down_by_its_name() {
+        for row in WALK {
+            let written = serde_json::to_value(row.step).expect("a step encodes");
+            assert_eq!(written, row.step.name());
+        }
+    }
+}

@@ -225,15 +225,6 @@ fn unknown(id: &MachineId) -> Refusal {
     )
 }
 
-fn busy(_: Busy) -> Refusal {
-    Refusal::new(
-        StatusCode::SERVICE_UNAVAILABLE,
-        Reason::new(
-            "gateway.busy",
-            "a gateway that takes requests",
-            "a full queue, or one that stops",
-            "docs/OPERATIONS.md, bounds",
-            "try again; see /healthz",
-        ),
-    )
+fn busy(busy: Busy) -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, busy.reason())
 }

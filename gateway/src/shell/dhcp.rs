@@ -150,9 +150,12 @@ impl DhcpSender {
             Destination::Relay(to) => self.datagram(&reply.payload, to),
         };
         match sent {
-            Ok(()) => self.metrics.count(DHCP, "answered"),
+            Ok(()) => {
+                tracing::debug!(xid = reply.xid(), iface, to = ?reply.to, "dhcp reply");
+                self.metrics.count(DHCP, "answered");
+            }
             Err(error) => {
-                tracing::warn!(error, iface, to = ?reply.to, "dhcp reply not sent");
+                tracing::warn!(error, xid = reply.xid(), iface, to = ?reply.to, "dhcp reply not sent");
                 self.metrics.count(DHCP, "unsent");
             }
         }

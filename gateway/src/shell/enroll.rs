@@ -184,18 +184,8 @@ impl AttestService {
             Next::Evidence => self.handle.evidence(talk.connection.id, body).await,
             Next::Hello | Next::Nothing => self.handle.hello(talk.connection.clone(), body).await,
         };
-        let reply = reply.map_err(|_| {
-            Refusal::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                Reason::new(
-                    "gateway.busy",
-                    "a gateway that takes requests",
-                    "a full queue, or one that stops",
-                    "docs/OPERATIONS.md, bounds",
-                    "wait; see /healthz",
-                ),
-            )
-        })?;
+        let reply =
+            reply.map_err(|busy| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, busy.reason()))?;
         if reply.close {
             *talk.next.lock().unwrap_or_else(PoisonError::into_inner) = Next::Nothing;
         }

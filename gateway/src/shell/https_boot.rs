@@ -218,8 +218,7 @@ impl BootService {
     ) -> Response<Body> {
         match self.handle.boot_fetch(query.clone()).await {
             Ok(Ok(())) => {}
-            Ok(Err(reason)) => {
-                self.refused(transport, &query, &reason);
+            Ok(Err(_counted_and_logged)) => {
                 return plain(StatusCode::FORBIDDEN, "not admitted\n");
             }
             Err(_) => return busy(),

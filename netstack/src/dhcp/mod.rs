@@ -167,6 +167,14 @@ pub struct Reply {
     pub to: Destination,
 }
 
+impl Reply {
+    /// `xid` of the exchange it belongs to (RFC 2131 section 2).
+    pub fn xid(&self) -> Option<u32> {
+        let field = self.payload.get(4..8)?;
+        field.try_into().ok().map(u32::from_be_bytes)
+    }
+}
+
 /// Where a reply goes (RFC 2131 section 4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {

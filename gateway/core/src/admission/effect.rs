@@ -15,6 +15,7 @@ use crate::identity::{ConnId, MachineId, UnixMillis};
 use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::record::{Certificate, JournalRecord, Record, Verdict};
+use crate::walk::Step;
 
 /// One thing to do.
 #[expect(
@@ -147,6 +148,11 @@ pub struct Rules {
     pub devid: DevIdRules,
 }
 
+/// What finds an attempt in log, ledger and on the node's console: the start of its session id.
+pub fn correlation(session: &[u8; 16]) -> String {
+    hex::encode(&session[..8])
+}
+
 /// What came of [`Work`].
 pub enum WorkDone {
     /// Of [`Work::Hello`].
@@ -159,6 +165,22 @@ pub enum WorkDone {
 }
 
 impl Work {
+    /// Which step of the walk it is. `hello` makes the challenge too.
+    pub fn step(&self) -> Step {
+        match self {
+            Work::Hello { .. } => Step::Hello,
+            Work::Evidence { .. } => Step::Appraise,
+        }
+    }
+
+    /// Finds the attempt in log and ledger.
+    pub fn correlation(&self) -> String {
+        match self {
+            Work::Hello { session, .. } => correlation(session),
+            Work::Evidence { issued, .. } => correlation(&issued.session),
+        }
+    }
+
     /// Does the work: deterministic in its fields.
     pub fn run(self) -> WorkDone {
         match self {

@@ -110,7 +110,7 @@ impl Admission {
     /// Step `hello`: bounds, then rows 1-6 on a worker.
     pub fn hello(&mut self, now: UnixMillis, input: HelloInput, out: &mut Outbox) {
         let mac = input.mac.unwrap_or(MacAddr([0; 6]));
-        let correlation = hex::encode(&input.session[..8]);
+        let correlation = effect::correlation(&input.session);
         let session = Session {
             peer: input.peer,
             mac,

@@ -75,6 +75,7 @@ fn ipxe(user_class: &[u8]) -> Packet {
 fn pxe_firmware_gets_one_complete_offer() {
     let (outcome, offer) = offer(&ovmf_pxe(), &file("ipxe.efi"));
     let client = outcome.client.unwrap();
+    assert_eq!(outcome.reply.unwrap().xid(), Some(client.xid));
     assert_eq!(client.arch, Some(7));
     assert!(client.is_pxe_client && !client.is_ipxe && !client.is_http_client);
     assert_eq!(
