@@ -358,7 +358,7 @@ impl Binding {
         }
     }
 
-    /// `B(label)` = SHA-256(u16 len || "vestibule/<label>/v1" || hello || challenge || exporter).
+    /// `B(label) = SHA-256(u16 len || "vestibule/<label>/v1" || hello || challenge || exporter)`.
     pub fn digest(&self, label: &str) -> [u8; 32] {
         let name = format!("vestibule/{label}/v1");
         let mut hash = Sha256::new();
