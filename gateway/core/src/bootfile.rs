@@ -46,12 +46,12 @@ pub fn standing(machine: Option<&Machine>) -> Standing {
         State::Installed | State::Active => Standing::Installed,
         State::Challenged { resume } => match resume {
             Settled::Installed | Settled::Active => Standing::Installed,
-            Settled::Declared | Settled::Admitted { .. } => Standing::Attest,
+            Settled::Declared | Settled::Admitted { .. } | Settled::Installing => Standing::Attest,
         },
         // Cordon leaves running workloads: the reboot of an installed machine is not stopped.
         State::Cordoned { resume } => match resume {
             Settled::Installed | Settled::Active => Standing::Installed,
-            Settled::Declared | Settled::Admitted { .. } => held("cordoned"),
+            Settled::Declared | Settled::Admitted { .. } | Settled::Installing => held("cordoned"),
         },
         State::Withdrawn { .. } => held("withdrawn"),
         State::Retired => held("retired"),

@@ -121,7 +121,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Replays ledger and journal, then declares what the inventory adds.
+    /// Declares what the inventory holds, then replays ledger and journal over it: what was decided
+    /// about a declared machine must survive a restart as well.
     pub fn new(setup: Setup) -> Self {
         let Setup {
             appliance,
@@ -136,6 +137,7 @@ impl Gateway {
             ..
         } = setup;
         let mut registry = Registry::default();
+        registry.declare(&inventory, ledger.iter().map(|(_, _, record)| record), now);
         let mut next_seq = 1;
         let mut catalog = rules.catalog.as_ref().clone();
         for (seq, at, record) in &ledger {
@@ -149,7 +151,6 @@ impl Gateway {
         for mark in &marks {
             registry.mark(mark);
         }
-        registry.declare(&inventory, now);
         let mut dhcp = dhcp::Server::new(setup.dhcp);
         dhcp.restore(leases.iter().filter_map(restore_lease));
         let admission = Admission::new(registry, inventory, rules, seal.clone());

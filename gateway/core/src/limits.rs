@@ -13,6 +13,17 @@ pub const SESSIONS_PER_PEER_MAX: usize = 4;
 /// Pending claims in total: what one person can compare in a day, times four.
 pub const CLAIMS_MAX: usize = 256;
 
+/// Pending claims that nothing speaks for: no manufacturer's certificate, no declared serial. The
+/// rest of the list is kept for those that have one.
+pub const CLAIMS_UNVOUCHED_MAX: usize = 128;
+
+/// A waiting claim whose facts have changed is written anew at most this often.
+pub const CLAIM_CHANGE_MS: u64 = 60_000;
+
+/// Refusals of one machine that are written in full per summary period; the rest are summed. A
+/// proven machine is no reason to fill the ledger either.
+pub const VERDICTS_REFUSED_MAX: u32 = 20;
+
 /// Hardware addresses whose walk marks are remembered: a /22 of machines.
 pub const WALKERS_MAX: usize = 4_096;
 
@@ -40,3 +51,7 @@ pub const UNFIT_MAX: usize = 256;
 
 /// Longest class, port or serial that an administrator may give, in bytes.
 pub const OPERATOR_TEXT_MAX_BYTES: usize = 128;
+
+/// Reasons that one row of the appraisal writes down: an event log has room for thousands of events
+/// that each fail, a ledger record has not.
+pub const REASONS_PER_ROW_MAX: usize = 8;

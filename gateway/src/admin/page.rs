@@ -163,8 +163,9 @@ fn claims(html: &mut Html, machines: &[MachineView]) {
         }
         html.raw("</dd><dt>approve</dt><dd>")
             .code(&format!(
-                "vestibule machine approve {} --compared console",
-                claim.machine
+                "vestibule machine approve {} --report {} --compared console",
+                claim.machine,
+                claim.report_sha256.as_deref().unwrap_or("?")
             ))
             .raw("</dd></dl>");
     }

@@ -205,7 +205,7 @@ async fn the_role_matrix() {
     for route in &ROUTES {
         let path = route.path.replace("{}", "node-1");
         let body: &[&str] = match route.operation {
-            Operation::Approve => &["-d", "{\"compared\":\"console\"}"],
+            Operation::Approve => &["-d", "{\"report_sha256\":\"ab\",\"compared\":\"console\"}"],
             Operation::Withdraw => &["-d", "{\"why\":\"stolen\"}"],
             Operation::ImageFloor => &["-d", "{\"floor\":3}"],
             _ => &[],
@@ -274,14 +274,17 @@ async fn rejects_malformed_requests_with_all_five_parts() {
         (
             "POST",
             approve,
-            &["-d", "{\"compared\":\"console\",\"x\":1}"],
+            &[
+                "-d",
+                "{\"report_sha256\":\"ab\",\"compared\":\"console\",\"x\":1}",
+            ],
             400,
             "malformed.json",
         ),
         (
             "POST",
             approve,
-            &["-d", "{\"compared\":\"glance\"}"],
+            &["-d", "{\"report_sha256\":\"ab\",\"compared\":\"glance\"}"],
             400,
             "malformed.field",
         ),
@@ -417,7 +420,23 @@ async fn cli(site: &Site, role: &str, args: &[&str]) -> (crate::cli::Exit, Strin
 async fn the_command_line_and_its_exit_codes() {
     use crate::cli::Exit;
     let site = site().await;
-    let approve = ["machine", "approve", "m-2", "--compared", "console"];
+    let seen = "ab".repeat(8);
+    let approve = [
+        "machine",
+        "approve",
+        "m-2",
+        "--report",
+        &seen,
+        "--compared",
+        "console",
+    ];
+    for other in ["abababab", "abababababababac"] {
+        let mut args = approve;
+        args[4] = other;
+        let (exit, text) = cli(&site, "operator", &args).await;
+        assert_eq!(exit, Exit::Refused);
+        assert!(text.contains("claim.changed"), "{text}");
+    }
     for args in [
         &["status"][..],
         &["claims"],

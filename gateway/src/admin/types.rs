@@ -18,6 +18,8 @@ const COMPARED: [&str; 3] = ["console", "exported-report", "none"];
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApproveRequest {
+    /// Digest of the report that the owner has seen (`report_sha256` of the claim), hex.
+    pub report_sha256: String,
     /// How the report digest was compared: `console`, `exported-report` or `none`.
     pub compared: String,
     /// Class, which selects the policy; the policy's default when absent.
@@ -51,6 +53,7 @@ impl ApproveRequest {
         }
         Ok(Command::Approve {
             machine,
+            report_sha256: self.report_sha256,
             class: self.class,
             disk_serial: self.disk_serial,
             port: self.port,

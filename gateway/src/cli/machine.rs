@@ -11,6 +11,9 @@ use crate::admin::types::{
     ApproveRequest, Done, FloorRequest, ImageList, MachineList, NoFields, Timeline, WithdrawRequest,
 };
 
+/// Digits of a report digest that a person compares at least: 64 bits cannot be ground out.
+const REPORT_DIGITS_MIN: usize = 16;
+
 /// `vestibule machine ...`
 pub(super) fn machine(out: &Output, command: MachineCommand) -> Result<Exit, Failure> {
     match command {
@@ -22,12 +25,14 @@ pub(super) fn machine(out: &Output, command: MachineCommand) -> Result<Exit, Fai
         MachineCommand::Show(one) => show(out, &one),
         MachineCommand::Approve {
             one,
+            report,
             compared,
             class,
             disk_serial,
             port,
         } => {
             let body = ApproveRequest {
+                report_sha256: seen_report(&one, report.as_deref())?,
                 compared,
                 class,
                 disk_serial,
@@ -45,6 +50,26 @@ pub(super) fn machine(out: &Output, command: MachineCommand) -> Result<Exit, Fai
         MachineCommand::Installed(one) => bare(out, &one, "installed", "marked installed"),
         MachineCommand::Retire(one) => bare(out, &one, "retire", "retired"),
     }
+}
+
+/// The digest that the claim shows now, if it is the one that the owner compared.
+fn seen_report(one: &OneMachine, seen: Option<&str>) -> Result<String, Failure> {
+    let path = format!("/v1/machines/{}", segment(&one.machine)?);
+    let view: MachineView = Client::open(&one.desk)?.get(&path)?;
+    let shown = view.report_sha256.unwrap_or_default();
+    let Some(seen) = seen else {
+        return Ok(shown);
+    };
+    let seen = seen.to_ascii_lowercase();
+    if seen.len() >= REPORT_DIGITS_MIN && shown.starts_with(&seen) {
+        return Ok(shown);
+    }
+    let text = format!(
+        "claim.changed: expected report {seen} ({REPORT_DIGITS_MIN} digits or more), found {}; \
+         look at the claim again and compare it with the machine's console",
+        if shown.is_empty() { "no claim" } else { &shown }
+    );
+    Err(Failure::told(Exit::Refused, text))
 }
 
 /// `vestibule claims`

@@ -287,6 +287,10 @@ pub enum MachineCommand {
         /// Which.
         #[command(flatten)]
         one: OneMachine,
+        /// The report digest that was compared, or its first 16 digits or more; the claim must still
+        /// show it. Without it, whatever the claim shows now is approved.
+        #[arg(long)]
+        report: Option<String>,
         /// How the report digest was compared: console, exported-report or none.
         #[arg(long)]
         compared: String,

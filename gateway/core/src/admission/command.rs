@@ -7,7 +7,7 @@ use crate::catalog::CatalogEntry;
 use crate::identity::MachineId;
 use crate::limits::OPERATOR_TEXT_MAX_BYTES;
 use crate::reason::Reason;
-use crate::record::Act;
+use crate::record::{Act, Claim};
 
 /// Who asks, taken from a verified client certificate.
 #[derive(Debug, Clone)]
@@ -47,6 +47,8 @@ pub enum Command {
     Approve {
         /// The claim.
         machine: MachineId,
+        /// Digest of the report that the owner has seen, hex: the claim must still be that one.
+        report_sha256: String,
         /// Class.
         class: Option<String>,
         /// Require this disk.
@@ -88,8 +90,8 @@ impl Command {
 /// Checks a command against role, machine and state; the act may then be recorded.
 ///
 /// # Errors
-/// `admin.role`, `machine.unknown`, `machine.state`, `malformed.command`, `image.unknown`,
-/// `image.floor`.
+/// `admin.role`, `machine.unknown`, `machine.state`, `claim.changed`, `malformed.command`,
+/// `image.unknown`, `image.floor`.
 pub fn to_act(
     command: Command,
     caller: &Caller,
@@ -109,11 +111,15 @@ pub fn to_act(
     match command {
         Command::Approve {
             machine,
+            report_sha256,
             class,
             disk_serial,
             port,
             compared,
-        } => approve(registry, machine, class, disk_serial, port, compared),
+        } => {
+            let claim = seen_claim(registry, &machine, &report_sha256)?;
+            approve(registry, machine, claim, class, disk_serial, port, compared)
+        }
         Command::Cordon(machine) => {
             fits(registry, &machine, &Event::Cordoned).map(|()| Act::Cordon { machine })
         }
@@ -142,15 +148,37 @@ pub fn to_act(
     }
 }
 
+/// The claim, if it is the one that the owner has seen: between looking and approving its name may
+/// have gone to other keys, or its facts may have changed.
+fn seen_claim<'r>(
+    registry: &'r Registry,
+    machine: &MachineId,
+    report_sha256: &str,
+) -> Result<&'r Claim, Reason> {
+    fits(registry, machine, &Event::Approved)?;
+    let claim = registry.get(machine).and_then(|m| m.claim.as_ref());
+    let claim = claim.ok_or_else(|| unknown_machine(machine))?;
+    if claim.report_sha256.eq_ignore_ascii_case(report_sha256) {
+        return Ok(claim);
+    }
+    Err(Reason::new(
+        "claim.changed",
+        format!("report {} of claim {machine}", claim.report_sha256),
+        format!("report {}", crate::appraisal::shown(report_sha256)),
+        "docs/PROTOCOL.md section 7",
+        "look at the claim again and compare the digest with the machine's own console",
+    ))
+}
+
 fn approve(
     registry: &Registry,
     machine: MachineId,
+    claim: &Claim,
     class: Option<String>,
     disk_serial: Option<String>,
     port: Option<String>,
     compared: String,
 ) -> Result<Act, Reason> {
-    fits(registry, &machine, &Event::Approved)?;
     for (key, value) in [
         ("class", &class),
         ("disk_serial", &disk_serial),
@@ -169,10 +197,6 @@ fn approve(
             "say how the report digest was compared with the machine's own screen",
         ));
     }
-    let claim = registry.get(&machine).and_then(|m| m.claim.as_ref());
-    let Some(claim) = claim else {
-        return Err(unknown_machine(&machine));
-    };
     for ek in &claim.ek_names {
         let owner = crate::appraisal::EkDirectory::owner(registry.directory().as_ref(), ek)
             .map(|binding| binding.machine.clone());

@@ -63,6 +63,8 @@ pub enum Settled {
         /// End of its LDevID, once issued.
         ldevid_not_after: Option<UnixMillis>,
     },
+    /// See [`State::Installing`].
+    Installing,
     /// See [`State::Installed`].
     Installed,
     /// See [`State::Active`].
@@ -74,6 +76,7 @@ impl From<Settled> for State {
         match settled {
             Settled::Declared => State::Declared,
             Settled::Admitted { ldevid_not_after } => State::Admitted { ldevid_not_after },
+            Settled::Installing => State::Installing,
             Settled::Installed => State::Installed,
             Settled::Active => State::Active,
         }
@@ -169,11 +172,10 @@ impl State {
                     ldevid_not_after: *ldevid_not_after,
                 },
             },
-            // A machine that lost power while its disk was written proves itself again.
+            // A machine that lost power while its disk was written proves itself again. A challenge
+            // alone proves nothing: anybody can show its public keys.
             (S::Installing, E::Challenged) => S::Challenged {
-                resume: Settled::Admitted {
-                    ldevid_not_after: None,
-                },
+                resume: Settled::Installing,
             },
             (S::Installed, E::Challenged) => S::Challenged {
                 resume: Settled::Installed,
@@ -200,13 +202,14 @@ impl State {
             ) => self.clone(),
 
             // The ledger replays verdicts without the challenge before them.
-            (
-                S::Declared | S::Discovered(_) | S::Challenged { .. } | S::Admitted { .. },
-                E::Admitted,
-            ) => S::Admitted {
+            (S::Declared | S::Discovered(_) | S::Admitted { .. }, E::Admitted) => S::Admitted {
                 ldevid_not_after: None,
             },
             (S::Installing | S::Installed | S::Active, E::Admitted) => self.clone(),
+            // The same as without the challenge, or a restart would find another state.
+            (S::Challenged { resume }, E::Admitted) => {
+                return State::from(*resume).next(event);
+            }
             (S::Admitted { .. }, E::Issued { not_after }) => S::Admitted {
                 ldevid_not_after: Some(*not_after),
             },
@@ -229,6 +232,9 @@ impl State {
                 S::Declared | S::Discovered(_) | S::Admitted { .. } | S::Installing | S::Installed,
                 E::Installed,
             ) => S::Installed,
+            (S::Challenged { resume }, E::Installed) => {
+                return State::from(*resume).next(event);
+            }
             (S::Installed | S::Active, E::RuntimeProven) => S::Active,
 
             (S::Declared | S::Discovered(_), E::Cordoned) => S::Cordoned {
@@ -312,7 +318,6 @@ impl State {
             )
             | (
                 S::Pending
-                | S::Challenged { .. }
                 | S::Active
                 | S::Cordoned { .. }
                 | S::Withdrawn { .. }
@@ -451,7 +456,7 @@ attempt_ended: declared discovered pending declared admitted installing installe
 admitted: admitted admitted . admitted admitted installing installed active . . . .
 issued: . . . challenged admitted installing installed active cordoned withdrawn retired replaced
 install_started: . . . . installing . . . . . . .
-installed: installed installed . . installed installed installed . . . . .
+installed: installed installed . installed installed installed installed . . . . .
 runtime_proven: . . . . . . active active . . . .
 cordoned: cordoned cordoned . cordoned cordoned cordoned cordoned cordoned cordoned . . .
 uncordoned: . . . . . . . . declared . . .
@@ -469,6 +474,7 @@ replaced_by: . . . . . . . . replaced replaced replaced .
             Settled::Admitted {
                 ldevid_not_after: Some(UnixMillis(9)),
             },
+            Settled::Installing,
             Settled::Installed,
             Settled::Active,
         ] {

@@ -10,7 +10,8 @@ use attest_wire::v1::{AttestationResult, Verdict as WireVerdict};
 use zeroize::Zeroizing;
 
 use crate::appraisal::{
-    Admission as Proof, Appraisal, Facts, HelloFacts, Issued, PossessionProven, Refusal, Verified,
+    Admission as Proof, Appraisal, Assurance, Facts, HelloFacts, Issued, PossessionProven, Refusal,
+    Verified,
 };
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
@@ -181,7 +182,10 @@ impl Admission {
     /// Step `evidence`: rows 7-14 on a worker.
     pub fn evidence(&mut self, now: UnixMillis, conn: ConnId, body: Vec<u8>, out: &mut Outbox) {
         let phase = match self.sessions.get_mut(conn) {
-            Some(session) => std::mem::replace(&mut session.phase, Phase::Judging),
+            Some(session) => {
+                let judging = Phase::Judging(Arc::clone(&self.rules.catalog));
+                std::mem::replace(&mut session.phase, judging)
+            }
             None => {
                 // Evidence on a connection that never said hello, or whose session is over.
                 let reason = channel_mismatch("a connection without a hello");
@@ -203,6 +207,8 @@ impl Admission {
             let (mac, machine) = (session.mac, session.machine.clone());
             self.mark(now, mac, machine, Step::Evidence, detail, out);
         }
+        // Bindings may have changed since the last hello.
+        self.rules.directory = self.registry.directory();
         let rules = self.rules.clone();
         out.push(Effect::Work(Box::new(Work::Evidence {
             conn,
@@ -240,28 +246,31 @@ impl Admission {
             return;
         };
         let id = proof.binding.machine.clone();
-        // The machine may have been cordoned or withdrawn while its evidence was judged.
-        let state = self.registry.get(&id).map(|m| m.state.clone());
-        if !state.as_ref().is_some_and(State::may_attest) {
-            let reason = Reason::new(
-                "machine.state",
-                "a machine that may attest",
-                format!(
-                    "machine {id} is {}",
-                    state.as_ref().map_or("unknown", State::name)
-                ),
-                "docs/PROTOCOL.md section 9",
-                "uncordon it, or enrol the board anew if it was withdrawn in error",
-            );
+        // Owner and operator may have acted while the evidence was judged.
+        let unchanged = match &session.phase {
+            Phase::Judging(catalog) => Arc::ptr_eq(catalog, &self.rules.catalog),
+            Phase::JudgingHello | Phase::Challenged(_) => false,
+        };
+        let correlation = session.correlation.clone();
+        let still = self.may_attest(&id).and_then(|()| {
+            if unchanged {
+                Ok(())
+            } else {
+                Err(rules_changed())
+            }
+        });
+        if let Err(reason) = still {
             let refusal = Refusal {
+                reasons: vec![reason],
                 activated: true,
                 machine: Some(id),
-                ..unproven(reason)
+                facts: proof.facts.clone(),
+                checks: Vec::new(),
             };
             self.refused(now, conn, refusal, out);
             return;
         }
-        let verdict = proof.record(&self.seal, &session.correlation);
+        let verdict = proof.record(&self.seal, &correlation);
         self.write(now, Record::Verdict(verdict.clone()), out);
         out.push(Effect::Issue(Box::new(IssueRequest {
             conn,
@@ -286,7 +295,14 @@ impl Admission {
             .map_or_else(String::new, |s| s.correlation.clone());
         match done {
             Ok(issued) => {
+                // Signed is signed: it goes on record even when nobody gets it.
                 self.write(now, Record::Certificate(issued.record), out);
+                if let Err(reason) = self.may_attest(machine) {
+                    self.refusals.count(&reason);
+                    out.refused(machine.to_string(), vec![reason.clone()]);
+                    wire(out, conn, 403, explained(&correlation, &reason));
+                    return;
+                }
                 let mac = session.map_or(MacAddr([0; 6]), |s| s.mac);
                 let detail = format!("attempt {correlation}");
                 self.mark(now, mac, Some(machine.clone()), Step::Issue, detail, out);
@@ -311,6 +327,21 @@ impl Admission {
         }
     }
 
+    /// Whether the machine may be admitted now.
+    fn may_attest(&self, id: &MachineId) -> Result<(), Reason> {
+        let state = self.registry.get(id).map(|m| &m.state);
+        if state.is_some_and(State::may_attest) {
+            return Ok(());
+        }
+        Err(Reason::new(
+            "machine.state",
+            "a machine that may attest",
+            format!("machine {id} is {}", state.map_or("unknown", State::name)),
+            "docs/PROTOCOL.md section 9",
+            "uncordon it, or enrol the board anew if it was withdrawn in error",
+        ))
+    }
+
     /// Possession is proven, but nobody has bound these keys: a claim waits for an owner.
     fn claim(
         &mut self,
@@ -323,15 +354,15 @@ impl Admission {
             return;
         };
         let facts = &possession.facts;
-        let declared = self
-            .inventory
-            .machines
-            .iter()
-            .find(|m| m.serial == facts.serial && m.ek_names.is_empty())
-            .map(|m| m.id.clone());
+        let declared = self.declared_name(facts);
+        let vouched = declared.is_some() || facts.assurance != Assurance::BareEk.name();
         let id = declared.unwrap_or_else(|| provisional_id(&facts.ek_names));
-        let claim = possession.record(id, &session.correlation);
-        if let Err(reason) = self.claim_fits(&claim, &session.ingress) {
+        let mut claim = possession.record(id, &session.correlation);
+        if let Some(rival) = self.registry.rival_claim(&claim) {
+            claim.would_refuse.push(contested(&claim, rival));
+        }
+        let fits = self.claim_fits(&claim, &session.ingress, vouched);
+        if let Err(reason) = fits.and_then(|()| self.claim_stays(now, &claim)) {
             let correlation = session.correlation.clone();
             self.refuse_unproven(
                 now,
@@ -344,7 +375,7 @@ impl Admission {
             return;
         }
         let (id, report) = (claim.machine.clone(), claim.report_sha256.clone());
-        if !self.registry.same_claim(&claim) {
+        if !self.waits(&claim) {
             self.write(now, Record::Claim(claim), out);
         }
         let result = AttestationResult {
@@ -359,9 +390,69 @@ impl Admission {
         wire(out, conn, 202, result);
     }
 
-    fn claim_fits(&self, claim: &Claim, ingress: &str) -> Result<(), Reason> {
+    /// The name that the inventory keeps for this serial, unless other keys are waiting for it: then
+    /// both are shown, and the later one under a name of its own.
+    fn declared_name(&self, facts: &Facts) -> Option<MachineId> {
+        let declared = self
+            .inventory
+            .machines
+            .iter()
+            .find(|m| m.serial == facts.serial && m.ek_names.is_empty())?;
+        let holder = self.registry.get(&declared.id);
+        let waits = holder.is_some_and(|machine| machine.state == State::Pending);
+        let free = self.registry.may_claim(&declared.id, &facts.ek_names);
+        (free || !waits).then(|| declared.id.clone())
+    }
+
+    /// Whether the claim waits already, so that a node that asks again does not write it again.
+    fn waits(&self, claim: &Claim) -> bool {
+        let waiting = self.registry.get(&claim.machine);
+        waiting.is_some_and(|machine| {
+            machine.state == State::Pending
+                && machine.claim.as_ref().is_some_and(|old| {
+                    old.report_sha256 == claim.report_sha256 && old.ek_names == claim.ek_names
+                })
+        })
+    }
+
+    /// Whether the facts of a waiting claim may change now: one TPM must not fill the ledger, nor
+    /// change what an owner is looking at from second to second.
+    fn claim_stays(&self, now: UnixMillis, claim: &Claim) -> Result<(), Reason> {
+        let Some(waiting) = self.registry.get(&claim.machine) else {
+            return Ok(());
+        };
+        let age = now.0.saturating_sub(waiting.claimed_at.0);
+        if waiting.state != State::Pending || self.waits(claim) || age >= limits::CLAIM_CHANGE_MS {
+            return Ok(());
+        }
+        Err(Reason::new(
+            "claim.changed",
+            format!(
+                "the same facts for {} s after a claim",
+                limits::CLAIM_CHANGE_MS / 1000
+            ),
+            format!(
+                "another report of claim {} after {} s",
+                claim.machine,
+                age / 1000
+            ),
+            "docs/PROTOCOL.md section 7",
+            "the node asks again by itself; find out why its serial, NICs or disks change",
+        ))
+    }
+
+    fn claim_fits(&self, claim: &Claim, ingress: &str, vouched: bool) -> Result<(), Reason> {
+        if self.registry.was_rejected(&claim.ek_names) {
+            return Err(Reason::new(
+                "claim.rejected",
+                "keys that no owner has rejected",
+                format!("the keys of attempt {} were rejected", claim.correlation),
+                "docs/PROTOCOL.md section 7",
+                "if it was rejected in error, declare its EK names in the inventory",
+            ));
+        }
         match self.registry.get(&claim.machine) {
-            Some(known) if known.state != State::Pending => {
+            Some(known) if !self.registry.may_claim(&known.id, &claim.ek_names) => {
                 return Err(Reason::new(
                     "ek.unknown",
                     format!("the keys bound to machine {}", claim.machine),
@@ -373,14 +464,19 @@ impl Admission {
                     "if the board was replaced, withdraw the old one and enrol the new keys",
                 ));
             }
-            Some(_) => return Ok(()),
-            None => {}
+            Some(known) if known.state == State::Pending => return Ok(()),
+            Some(_) | None => {}
         }
         let pending = self.registry.pending().count();
-        if pending >= limits::CLAIMS_MAX {
+        let max = if vouched {
+            limits::CLAIMS_MAX
+        } else {
+            limits::CLAIMS_UNVOUCHED_MAX
+        };
+        if pending >= max {
             return Err(Reason::new(
                 "claim.quota",
-                format!("fewer than {} pending claims", limits::CLAIMS_MAX),
+                format!("fewer than {max} pending claims"),
                 format!("{pending} pending, the newest from {ingress}"),
                 "gateway/core/src/limits.rs",
                 "approve or withdraw waiting claims: vestibule claims",
@@ -468,7 +564,8 @@ impl Admission {
         // Possession of keys that are bound to a machine earns a record of its own; anything less is
         // summed, so that made-up keys buy none.
         let proven = refusal.activated && session.machine.is_some();
-        if proven {
+        let machine = session.machine.as_ref().map_or("", |id| id.0.as_str());
+        if proven && self.refusals.in_full(now, machine) {
             for reason in &refusal.reasons {
                 self.refusals.count(reason);
             }
@@ -476,6 +573,17 @@ impl Admission {
             self.write(
                 now,
                 Record::Verdict(refusal.record(&self.seal, &correlation)),
+                out,
+            );
+        } else if proven {
+            // One line for the attempt: its first reason decides the code.
+            let first = refusal.reasons.first().cloned();
+            let ingress = format!("machine {machine}");
+            self.refuse_unproven(
+                now,
+                &ingress,
+                &correlation,
+                first.into_iter().collect(),
                 out,
             );
         } else {
@@ -562,6 +670,29 @@ fn unproven(reason: Reason) -> Refusal {
         facts: Facts::default(),
         checks: Vec::new(),
     }
+}
+
+fn rules_changed() -> Reason {
+    Reason::new(
+        "boot.rules_changed",
+        "one catalogue from evidence to verdict",
+        "a floor was raised or an image withdrawn meanwhile",
+        "docs/PROTOCOL.md section 4",
+        "the node asks again by itself",
+    )
+}
+
+fn contested(claim: &Claim, rival: &registry::Machine) -> Reason {
+    Reason::new(
+        "claim.contested",
+        format!(
+            "one claim for serial {}",
+            crate::appraisal::shown(&claim.serial)
+        ),
+        format!("claim {} with other keys waits for it too", rival.id),
+        "docs/PROTOCOL.md section 7",
+        "compare the digest with the machine's own console before you approve either",
+    )
 }
 
 fn channel_mismatch(found: &str) -> Reason {

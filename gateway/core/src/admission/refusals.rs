@@ -19,12 +19,25 @@ struct Sum {
 pub(super) struct Refusals {
     sums: BTreeMap<(String, String), Sum>,
     totals: BTreeMap<String, u64>,
+    /// Refusals written in full since, per proven machine.
+    proven: BTreeMap<String, (UnixMillis, u32)>,
 }
 
 impl Refusals {
     /// Counts one refusal for the metrics only; it has a record of its own.
     pub fn count(&mut self, reason: &Reason) {
         *self.totals.entry(reason.code.to_string()).or_default() += 1;
+    }
+
+    /// Whether the refusal of a proven machine still gets a record of its own in this period. As
+    /// many entries as there are bound machines, at most.
+    pub fn in_full(&mut self, now: UnixMillis, machine: &str) -> bool {
+        let (since, count) = self.proven.entry(machine.to_owned()).or_insert((now, 0));
+        if now.0 >= since.0 + limits::REFUSAL_SUMMARY_MS {
+            (*since, *count) = (now, 0);
+        }
+        *count = count.saturating_add(1);
+        *count <= limits::VERDICTS_REFUSED_MAX
     }
 
     /// Counts one refusal of an unproven node; returns the record to write now, if any.

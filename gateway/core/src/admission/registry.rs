@@ -13,7 +13,7 @@ use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::reason::Reason;
-use crate::record::{Act, Claim, Mark, Record};
+use crate::record::{Act, Claim, Mark, OperatorAct, Record};
 use crate::view::{MachineView, TimelineEntry};
 use crate::walk::Step;
 
@@ -30,6 +30,8 @@ pub struct Machine {
     pub binding: Option<Binding>,
     /// What it claimed before it was bound.
     pub claim: Option<Claim>,
+    /// When that claim was written down.
+    pub claimed_at: UnixMillis,
     /// Hardware addresses it was seen with.
     pub macs: BTreeSet<MacAddr>,
     /// `vendor-chain` or `bare-ek`.
@@ -66,16 +68,36 @@ pub struct Registry {
     machines: BTreeMap<MachineId, Machine>,
     directory: Arc<Directory>,
     by_mac: HashMap<MacAddr, MachineId>,
+    /// EKs that two machines are bound to: neither may use them.
+    shared: BTreeSet<EkName>,
+    /// EKs of claims that an owner rejected.
+    rejected: BTreeSet<EkName>,
     walkers: HashMap<MacAddr, BTreeMap<Step, Mark>>,
     unfit: VecDeque<(UnixMillis, MachineId, Unfit)>,
     unfit_total: u64,
 }
 
 impl Registry {
-    /// Machines declared by the inventory; what the ledger says of a machine wins over it.
-    pub fn declare(&mut self, inventory: &Inventory, now: UnixMillis) {
+    /// Machines declared by the inventory, before the ledger is replayed: a verdict or withdrawal of
+    /// a declared machine needs the machine. A binding that the ledger approves wins over the
+    /// inventory's.
+    pub fn declare<'r>(
+        &mut self,
+        inventory: &Inventory,
+        ledger: impl Iterator<Item = &'r Record>,
+        now: UnixMillis,
+    ) {
+        let approved: BTreeSet<&MachineId> = ledger
+            .filter_map(|record| match record {
+                Record::Operator(OperatorAct {
+                    act: Act::Approve { machine, .. },
+                    ..
+                }) => Some(machine),
+                _ => None,
+            })
+            .collect();
         for declared in &inventory.machines {
-            if declared.ek_names.is_empty() || self.machines.contains_key(&declared.id) {
+            if declared.ek_names.is_empty() || approved.contains(&declared.id) {
                 continue;
             }
             let binding = Binding {
@@ -115,19 +137,35 @@ impl Registry {
         self.by_mac.get(&mac).and_then(|id| self.machines.get(id))
     }
 
-    /// Whether a claim with exactly these keys and facts waits already, so that a node that asks
-    /// again does not write it again.
-    pub fn same_claim(&self, claim: &Claim) -> bool {
-        self.machines
-            .get(&claim.machine)
-            .and_then(|m| m.claim.as_ref())
-            .is_some_and(|old| {
-                let correlation = old.correlation.clone();
-                *old == Claim {
-                    correlation,
-                    ..claim.clone()
+    /// Whether a claim with these keys may have the name: nobody has it, the same TPM waits under it
+    /// (all keys of a claim are proven, so one in common is enough), or the claim that had it was
+    /// rejected.
+    pub fn may_claim(&self, id: &MachineId, keys: &[EkName]) -> bool {
+        self.machines.get(id).is_none_or(|machine| {
+            machine.binding.is_none()
+                && match &machine.claim {
+                    Some(old) if machine.state == State::Pending => {
+                        old.ek_names.iter().any(|ek| keys.contains(ek))
+                    }
+                    _ => matches!(machine.state, State::Withdrawn { .. }),
                 }
-            })
+        })
+    }
+
+    /// Whether an owner has rejected a claim with one of these keys.
+    pub fn was_rejected(&self, keys: &[EkName]) -> bool {
+        keys.iter().any(|ek| self.rejected.contains(ek))
+    }
+
+    /// Another pending claim for the same serial, by other keys.
+    pub fn rival_claim(&self, claim: &Claim) -> Option<&Machine> {
+        self.pending().find(|machine| {
+            machine.id != claim.machine
+                && machine
+                    .claim
+                    .as_ref()
+                    .is_some_and(|other| other.serial.eq_ignore_ascii_case(&claim.serial))
+        })
     }
 
     /// Pending claims.
@@ -197,8 +235,12 @@ impl Registry {
                     if let Some(binding) = &mut machine.binding {
                         binding.counters = verdict.counters;
                     }
+                    // An address of another admitted machine stays with it.
                     for mac in &verdict.macs {
-                        self.by_mac.insert(*mac, id.clone());
+                        let owner = self.directory.by_mac.get(mac);
+                        if owner.is_none_or(|owner| owner == id) {
+                            self.by_mac.insert(*mac, id.clone());
+                        }
                     }
                 }
                 self.note(
@@ -238,11 +280,21 @@ impl Registry {
     }
 
     fn apply_claim(&mut self, seq: u64, at: UnixMillis, claim: &Claim) {
+        let known = self.machines.get(&claim.machine);
+        if known.is_some_and(|machine| machine.binding.is_some()) {
+            // The inventory has bound the name since; the claim is history.
+            return;
+        }
+        if known.is_some_and(|machine| machine.state != State::Pending) {
+            // A rejected claim had the name.
+            self.machines.remove(&claim.machine);
+        }
         let machine = self
             .machines
             .entry(claim.machine.clone())
             .or_insert_with(|| Machine::new(claim.machine.clone(), State::Pending, at));
         machine.claim = Some(claim.clone());
+        machine.claimed_at = at;
         machine.assurance = Some(claim.assurance.clone());
         machine.reasons = claim.would_refuse.clone();
         machine.macs = claim.macs.iter().copied().collect();
@@ -315,6 +367,26 @@ impl Registry {
         self.note(id, seq, at, None, text, Vec::new());
         self.replayed(at, id, &event);
         self.bind(id);
+        if matches!(act, Act::Withdraw { .. }) {
+            self.reject(id);
+        }
+        if matches!(act, Act::Retire { .. }) {
+            self.by_mac.retain(|_, owner| owner != id);
+        }
+    }
+
+    /// A claim that was rejected gives back what it only said was its own: the addresses, and the
+    /// name (see [`Registry::may_claim`]). Its keys, which it proved, are remembered.
+    fn reject(&mut self, id: &MachineId) {
+        let Some(machine) = self.machines.get(id) else {
+            return;
+        };
+        if !machine.admitted {
+            self.by_mac.retain(|_, owner| owner != id);
+        }
+        if let (None, Some(claim)) = (&machine.binding, &machine.claim) {
+            self.rejected.extend(claim.ek_names.iter().cloned());
+        }
     }
 
     /// A record was only written because its event fitted; in a replay the challenge before it is
@@ -374,13 +446,30 @@ impl Registry {
         let binding = Arc::new(binding);
         let directory = Arc::make_mut(&mut self.directory);
         for ek in &binding.ek_names {
-            directory.by_ek.insert(ek.clone(), Arc::clone(&binding));
+            let owner = directory.by_ek.get(ek);
+            if owner.is_some_and(|owner| owner.machine != *id) {
+                self.shared.insert(ek.clone());
+            }
+            let bound = if self.shared.contains(ek) {
+                Arc::new(Binding {
+                    may_attest: Err(ambiguous(ek)),
+                    ..binding.as_ref().clone()
+                })
+            } else {
+                Arc::clone(&binding)
+            };
+            directory.by_ek.insert(ek.clone(), bound);
         }
-        // A retired machine's addresses are free for others; its keys stay refused.
+        // The addresses of a machine that left are free for others; its keys stay refused.
         directory.by_mac.retain(|_, owner| owner != id);
-        if machine.state.may_attest() {
-            for mac in machine.macs.iter().filter(|_| machine.admitted) {
-                directory.by_mac.insert(*mac, id.clone());
+        let left = matches!(
+            machine.state,
+            State::Withdrawn { .. } | State::Retired | State::Replaced { .. }
+        );
+        if machine.admitted && !left {
+            for mac in &machine.macs {
+                let owner = directory.by_mac.entry(*mac);
+                owner.or_insert_with(|| id.clone());
             }
         }
     }
@@ -388,7 +477,7 @@ impl Registry {
     /// Remembers that an address reached a step; `true` when it should be written down.
     pub fn mark(&mut self, mark: &Mark) -> bool {
         if self.walkers.len() >= limits::WALKERS_MAX && !self.walkers.contains_key(&mark.mac) {
-            return false;
+            self.forget_oldest_walker();
         }
         let steps = self.walkers.entry(mark.mac).or_default();
         let fresh = steps.get(&mark.step).is_none_or(|old| {
@@ -400,6 +489,19 @@ impl Registry {
             steps.insert(mark.step, mark.clone());
         }
         fresh
+    }
+
+    /// Made-up addresses must not keep real ones out for ever.
+    fn forget_oldest_walker(&mut self) {
+        let newest = |steps: &BTreeMap<Step, Mark>| steps.values().map(|mark| mark.at).max();
+        let oldest = self
+            .walkers
+            .iter()
+            .min_by_key(|(mac, steps)| (newest(steps), **mac))
+            .map(|(mac, _)| *mac);
+        if let Some(mac) = oldest {
+            self.walkers.remove(&mac);
+        }
     }
 
     /// One machine's timeline, oldest first.
@@ -424,6 +526,16 @@ impl Registry {
     }
 }
 
+fn ambiguous(ek: &EkName) -> Reason {
+    Reason::new(
+        "ek.ambiguous",
+        "an EK bound to one machine",
+        format!("EK {ek} is bound to two"),
+        "docs/PROTOCOL.md section 3 row 3",
+        "one TPM is declared for two machines: correct the inventory",
+    )
+}
+
 impl Machine {
     fn new(id: MachineId, state: State, since: UnixMillis) -> Self {
         Self {
@@ -432,6 +544,7 @@ impl Machine {
             since,
             binding: None,
             claim: None,
+            claimed_at: UnixMillis(0),
             macs: BTreeSet::new(),
             assurance: None,
             reasons: Vec::new(),

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use crate::appraisal::{HelloFacts, Issued, Verified};
+use crate::appraisal::{CatalogEntry, HelloFacts, Issued, Verified};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::limits;
 use crate::reason::Reason;
@@ -14,8 +15,8 @@ pub(super) enum Phase {
     JudgingHello,
     /// The challenge is out.
     Challenged(Box<(Verified<HelloFacts>, Issued)>),
-    /// The evidence is with a worker, or the certificate with the CA.
-    Judging,
+    /// The evidence is with a worker, judged by this catalogue, or the certificate with the CA.
+    Judging(Arc<Vec<CatalogEntry>>),
 }
 
 /// One session.

@@ -13,6 +13,7 @@ use super::quirks::Quirk;
 use super::table::Check;
 use super::{Verified, shown};
 use crate::identity::{EkName, MacAddr, MachineId};
+use crate::limits;
 use crate::policy::{Mode, Policy};
 use crate::reason::Reason;
 use crate::record;
@@ -273,7 +274,8 @@ impl Judge {
     ) -> Option<T> {
         let (outcome, value) = match result {
             Ok(value) => (Outcome::Passed, Some(value)),
-            Err(reasons) => {
+            Err(mut reasons) => {
+                bound(&mut reasons);
                 let list = match mode {
                     Mode::Enforce => &mut self.enforced,
                     Mode::Report => &mut self.reported,
@@ -297,6 +299,22 @@ impl Judge {
             mode: mode.name(),
             outcome,
         });
+    }
+}
+
+/// The first reasons of a row and how many more there are: a record that a node can make larger
+/// than the ledger takes would stop the gateway.
+fn bound(reasons: &mut Vec<Reason>) {
+    let Some(more) = reasons
+        .len()
+        .checked_sub(limits::REASONS_PER_ROW_MAX)
+        .filter(|more| *more > 0)
+    else {
+        return;
+    };
+    reasons.truncate(limits::REASONS_PER_ROW_MAX);
+    if let Some(last) = reasons.last_mut() {
+        last.found = format!("{}; {more} more of this check", last.found);
     }
 }
 

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod log;
+pub mod site;
 
 use std::collections::BTreeMap;
 

@@ -1,0 +1,344 @@
+//! Liars and races against the whole core: what an unproven node, a proven one or a bad moment must
+//! not bring about. Numbers are those of the liars' suite where there is one.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::net::Ipv4Addr;
+
+use attest_wire::v1::{Disk, Verdict as WireVerdict};
+use gateway_core::admission::command::Command;
+use gateway_core::identity::{EkName, MachineId};
+use gateway_core::inventory::{DeclaredMachine, Inventory};
+use gateway_core::policy::Preset;
+use gateway_core::record::Record;
+use support::Node;
+use support::log::{self, EV_VARIABLE, Entry, LogBuilder};
+use support::site::{IPXE, PXE, STUB, Site, UKI, boot_file, lease, node};
+
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 200);
+/// The ledger takes no record beyond this (store: 256 KiB a line, less its frame).
+const RECORD_BYTES: usize = 255 * 1024;
+
+fn declared(id: &str, ek_names: Vec<EkName>) -> Inventory {
+    Inventory {
+        machines: vec![DeclaredMachine {
+            id: MachineId(id.into()),
+            serial: "LAB-0001".into(),
+            ek_names,
+            disk_serial: None,
+            port: None,
+            class: "default".into(),
+        }],
+    }
+}
+
+fn ek_names(node: &Node) -> Vec<EkName> {
+    let name = |ek: &support::NodeEk| EkName(ek.public.name().to_hex());
+    node.eks.iter().map(name).collect()
+}
+
+fn claims(site: &Site) -> usize {
+    let claim = |(_, _, record): &&(u64, _, Record)| matches!(record, Record::Claim(_));
+    site.disk.ledger.iter().filter(claim).count()
+}
+
+fn longest_record(site: &Site) -> usize {
+    let len = |(_, _, record): &(u64, _, Record)| serde_json::to_vec(record).unwrap().len();
+    site.disk.ledger.iter().map(len).max().unwrap_or(0)
+}
+
+#[test]
+fn attack_16_a_log_of_thousands_of_bad_events_makes_no_record_that_the_ledger_refuses() {
+    let mut entries = log::honest(&[IPXE, UKI, UKI], &STUB);
+    for n in 0..4_500u32 {
+        entries.push(Entry::of(
+            7,
+            EV_VARIABLE,
+            log::sha256(&n.to_le_bytes()),
+            b"x",
+        ));
+    }
+    let mut site = Site::new();
+    let node = Node::new(LogBuilder::write(&entries));
+    assert_eq!(site.attempt(&node, 1, PEER).0, 202);
+    assert!(
+        longest_record(&site) < RECORD_BYTES,
+        "{}",
+        longest_record(&site)
+    );
+    let id = site.gateway.machines()[0].machine.0.clone();
+    site.approve(&id);
+    assert_eq!(site.attempt(&node, 2, PEER).0, 403);
+    assert!(
+        longest_record(&site) < RECORD_BYTES,
+        "{}",
+        longest_record(&site)
+    );
+}
+
+#[test]
+fn a_restart_does_not_undo_what_was_decided_about_a_declared_machine() {
+    let node = node();
+    let mut site = Site::with(declared("rack1-n1", ek_names(&node)), Preset::Standard);
+    assert_eq!(site.attempt(&node, 1, PEER).0, 200);
+    site.restart();
+    assert_eq!(site.machine("rack1-n1").state, "admitted");
+    site.act(Command::Withdraw(
+        MachineId("rack1-n1".into()),
+        "stolen".into(),
+    ));
+    site.restart();
+    assert_eq!(site.machine("rack1-n1").state, "withdrawn");
+    site.hello(&node, 2, PEER);
+    assert_eq!(site.result().0, 403, "withdrawn stays withdrawn");
+}
+
+#[test]
+fn attack_02_other_keys_with_the_declared_serial_do_not_take_over_a_waiting_claim() {
+    let (honest, liar) = (node(), node());
+    let mut site = Site::with(declared("rack1-n1", Vec::new()), Preset::Standard);
+    assert_eq!(site.attempt(&honest, 1, PEER).0, 202);
+    assert_eq!(site.attempt(&liar, 2, PEER).0, 202);
+    assert_eq!(site.machine("rack1-n1").ek_names, ek_names(&honest));
+    let other = site
+        .gateway
+        .machines()
+        .into_iter()
+        .find(|m| m.ek_names == ek_names(&liar))
+        .expect("a claim of its own");
+    assert!(other.reasons.iter().any(|r| r.code == "claim.contested"));
+    site.restart();
+    assert_eq!(site.machine("rack1-n1").ek_names, ek_names(&honest));
+    site.approve("rack1-n1");
+    assert_eq!(site.attempt(&honest, 3, PEER).0, 200);
+}
+
+#[test]
+fn a_rejected_claim_leaves_name_and_addresses_to_the_real_machine() {
+    let (liar, honest) = (node(), node());
+    let mut site = Site::with(declared("rack1-n1", Vec::new()), Preset::Standard);
+    assert_eq!(site.attempt(&liar, 1, PEER).0, 202);
+    site.act(Command::Withdraw(
+        MachineId("rack1-n1".into()),
+        "not ours".into(),
+    ));
+    for round in 0..2u64 {
+        // The liar had the honest machine's hardware address.
+        lease(&mut site);
+        let (status, result) = site.attempt(&liar, 10 + round, PEER);
+        assert_eq!((status, result.code.as_str()), (403, "claim.rejected"));
+        site.restart();
+    }
+    assert_eq!(site.attempt(&honest, 2, PEER).0, 202);
+    site.approve("rack1-n1");
+    assert_eq!(site.attempt(&honest, 3, PEER).0, 200);
+    site.restart();
+    assert_eq!(site.machine("rack1-n1").ek_names, ek_names(&honest));
+    assert_eq!(site.machine("rack1-n1").state, "admitted");
+}
+
+#[test]
+fn a_certificate_is_not_handed_to_a_machine_that_was_withdrawn_meanwhile() {
+    let node = node();
+    let id = MachineId("rack1-n1".into());
+    let mut site = Site::with(declared(&id.0, ek_names(&node)), Preset::Standard);
+    let hello = site.hello(&node, 1, PEER);
+    site.evidence_held(&node, 1, &hello);
+    // The evidence has passed and the CA is at work.
+    site.act(Command::Withdraw(id.clone(), "stolen".into()));
+    site.release();
+    let (status, result) = site.result();
+    assert_eq!((status, result.verdict), (403, WireVerdict::NotAdmitted));
+    assert!(result.devid_chain.is_empty() && result.receipt.is_none());
+    let last = site
+        .disk
+        .ledger
+        .iter()
+        .rev()
+        .find(|r| matches!(r.2, Record::Certificate(_)));
+    assert!(
+        last.is_some(),
+        "what the CA signed is on record all the same"
+    );
+}
+
+#[test]
+fn a_floor_raised_while_the_evidence_is_judged_counts() {
+    let node = node();
+    let mut site = Site::with(declared("rack1-n1", ek_names(&node)), Preset::Standard);
+    let hello = site.hello(&node, 1, PEER);
+    site.hold = true;
+    site.evidence(&node, 1, &hello);
+    site.act(Command::ImageFloor("attester".into(), 4));
+    site.release();
+    assert_eq!(site.result().0, 403);
+}
+
+#[test]
+fn an_installed_machine_that_attests_stays_installed() {
+    let node = node();
+    let id = MachineId("rack1-n1".into());
+    let mut site = Site::with(declared(&id.0, ek_names(&node)), Preset::Standard);
+    assert_eq!(site.attempt(&node, 1, PEER).0, 200);
+    site.act(Command::MarkInstalled(id.clone()));
+    assert_eq!(site.attempt(&node, 2, PEER).0, 200);
+    let live = site.machine(&id.0).state;
+    site.restart();
+    assert_eq!(
+        (live.as_str(), site.machine(&id.0).state.as_str()),
+        ("installed", "installed")
+    );
+    // Somebody who only shows its public keys does not keep the owner from stating it either.
+    site.act(Command::Cordon(id.clone()));
+    site.act(Command::Uncordon(id.clone()));
+    site.hello(&node, 3, PEER);
+    site.act(Command::MarkInstalled(id));
+}
+
+#[test]
+fn attack_01_an_admitted_machine_does_not_take_the_address_of_another() {
+    let (first, second) = (node(), node());
+    let mut inventory = declared("a", ek_names(&first));
+    inventory
+        .machines
+        .extend(declared("b", ek_names(&second)).machines);
+    let mut site = Site::with(inventory, Preset::Observe);
+    assert_eq!(site.attempt(&first, 1, PEER).0, 200);
+    assert_eq!(
+        site.attempt(&second, 2, PEER).0,
+        200,
+        "observe only reports"
+    );
+    site.act(Command::MarkInstalled(MachineId("b".into())));
+    let offer = site.datagram(1, &PXE);
+    assert_eq!(
+        boot_file(&offer),
+        "ipxe-1.efi",
+        "the address is still that of a"
+    );
+}
+
+#[test]
+fn attack_61_a_flood_of_claims_leaves_room_for_a_declared_machine() {
+    let mut site = Site::with(declared("rack1-n1", Vec::new()), Preset::Standard);
+    let mut refused = 0;
+    for n in 0..140u64 {
+        let mut liar = node();
+        liar.serial = format!("FAKE-{n}");
+        let (status, result) = site.attempt(&liar, n + 10, PEER);
+        if status == 403 {
+            assert_eq!(result.code, "claim.quota");
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 140 - 128);
+    assert_eq!(site.attempt(&node(), 1, PEER).0, 202);
+    assert_eq!(site.machine("rack1-n1").state, "pending");
+}
+
+#[test]
+fn one_software_tpm_does_not_fill_the_ledger_with_claims() {
+    let mut site = Site::new();
+    let mut liar = node();
+    for n in 0..40u64 {
+        liar.disks = vec![Disk {
+            name: "vda".into(),
+            serial: format!("DISK-{n}"),
+            model: "virtio".into(),
+            size_bytes: 1,
+        }];
+        site.attempt(&liar, n, PEER);
+    }
+    assert!(claims(&site) <= 2, "{}", claims(&site));
+}
+
+#[test]
+fn a_bound_machine_that_lies_again_and_again_buys_few_records() {
+    let mut entries = log::honest(&[IPXE, UKI, UKI], &STUB);
+    entries.push(Entry::of(7, EV_VARIABLE, [9; 32], b"x"));
+    let liar = Node::new(LogBuilder::write(&entries));
+    let mut site = Site::with(declared("rack1-n1", ek_names(&liar)), Preset::Standard);
+    for n in 0..100 {
+        assert_eq!(site.attempt(&liar, n, PEER).0, 403);
+    }
+    assert!(site.disk.ledger.len() <= 22, "{}", site.disk.ledger.len());
+    site.now.0 += 60_000;
+    site.gateway.handle_timeout(site.now);
+    site.drain();
+    let total: u64 = site
+        .disk
+        .ledger
+        .iter()
+        .map(|(_, _, record)| match record {
+            Record::Verdict(_) => 1,
+            Record::RefusalSummary(sum) => sum.count,
+            _ => 0,
+        })
+        .sum();
+    assert_eq!(total, 100, "none is lost in the sum");
+}
+
+#[test]
+fn an_approval_is_for_the_report_that_was_seen() {
+    let mut site = Site::new();
+    let mut node = node();
+    site.attempt(&node, 1, PEER);
+    let id = site.gateway.machines()[0].machine.0.clone();
+    let seen = site.approval(&id);
+    node.serial = "LAB-0666".into();
+    // Too soon: an owner may be looking at it.
+    let (status, result) = site.attempt(&node, 2, PEER);
+    assert_eq!((status, result.code.as_str()), (403, "claim.changed"));
+    site.now.0 += 60_000;
+    assert_eq!(site.attempt(&node, 3, PEER).0, 202);
+    let refused = site.ask(seen).expect_err("another report");
+    assert_eq!(refused.code, "claim.changed");
+    assert_eq!(site.machine(&id).state, "pending");
+    site.approve(&id);
+}
+
+#[test]
+fn attack_25_a_key_declared_for_two_machines_serves_neither() {
+    let node = node();
+    let mut site = Site::new();
+    site.attempt(&node, 1, PEER);
+    let id = site.gateway.machines()[0].machine.0.clone();
+    site.approve(&id);
+    assert_eq!(site.attempt(&node, 2, PEER).0, 200);
+    site.act(Command::Withdraw(MachineId(id), "stolen".into()));
+    // Declaring its key once more under another name does not wash it clean.
+    site.declared.inventory = declared("rack1-n1", ek_names(&node));
+    site.restart();
+    site.hello(&node, 3, PEER);
+    assert_eq!(site.result().0, 403);
+    let refusals = site.gateway.status().refusals;
+    assert_eq!(refusals.get("ek.ambiguous"), Some(&1), "{refusals:?}");
+}
+
+#[test]
+fn made_up_addresses_do_not_keep_real_ones_out_of_the_timeline() {
+    let mut site = Site::new();
+    for n in 0..4_200u32 {
+        let query = gateway_core::gateway::BootQuery {
+            peer: PEER.into(),
+            mac: Some(gateway_core::identity::MacAddr([
+                2,
+                0,
+                0,
+                0,
+                (n >> 8) as u8,
+                n as u8,
+            ])),
+            arch: None,
+            what: "/boot/script.ipxe".into(),
+        };
+        site.now.0 += 1;
+        site.gateway.boot_script(site.now, &query);
+        site.drain();
+    }
+    let before = site.disk.marks.len();
+    lease(&mut site);
+    assert!(site.disk.marks.len() > before);
+}
