@@ -6,6 +6,7 @@ pub mod interop;
 pub mod kill;
 pub mod ldevid;
 pub mod refusals;
+pub mod starts;
 pub mod storm;
 pub mod walk;
 
@@ -49,6 +50,12 @@ pub const ALL: &[Scenario] = &[
         what: "kill -9 of the daemon at every step of the walk; one PCR of the appliance extended",
         limit_secs: 420,
         run: kill::run,
+    },
+    Scenario {
+        name: "starts",
+        what: "what the daemon says when it cannot start: one line and the documented exit code",
+        limit_secs: 240,
+        run: starts::run,
     },
     Scenario {
         name: "storm",
