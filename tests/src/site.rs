@@ -373,13 +373,7 @@ impl Site {
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(bytes
             .split(|byte| *byte == b'\n')
-            .filter_map(|line| {
-                let start = line.iter().position(|byte| *byte == b'{')?;
-                serde_json::Deserializer::from_slice(&line[start..])
-                    .into_iter::<JournalRecord>()
-                    .next()?
-                    .ok()
-            })
+            .filter_map(json_in)
             .collect())
     }
 
@@ -400,6 +394,18 @@ impl Site {
         }
         Ok(out)
     }
+}
+
+/// The record in one line of the journal. A frame's header may hold a brace of its own (its bytes
+/// are lengths, sums and sequences), so every brace is tried.
+fn json_in(line: &[u8]) -> Option<JournalRecord> {
+    let braces = line.iter().enumerate().filter(|(_, byte)| **byte == b'{');
+    braces.into_iter().find_map(|(start, _)| {
+        serde_json::Deserializer::from_slice(&line[start..])
+            .into_iter::<JournalRecord>()
+            .next()?
+            .ok()
+    })
 }
 
 fn config_text(dir: &Path, options: &Options) -> String {
@@ -542,6 +548,16 @@ fn find_file(root: &Path, name: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_brace_in_a_frame_header_hides_no_record() {
+        let json = br#"{"kind":"mark","mac":"52:54:00:66:00:01","machine":null,"step":"boot","at":1,"detail":"x"}"#;
+        for header in [&b"R\x05\0"[..], b"R{\0{\0", b"{"] {
+            let line = [header, json].concat();
+            assert!(json_in(&line).is_some(), "{header:?}");
+        }
+        assert!(json_in(b"R{{{").is_none());
+    }
 
     #[test]
     fn the_daemon_takes_the_configuration() {
