@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use gateway_core::identity::UnixMillis;
-use gateway_core::record::{Genesis, Record};
+use gateway_core::record::{Act, Genesis, Record};
 use hw::clock::Clock;
 use hw::tpm::TpmError;
 use hw::tpm::{ApplianceDevice, SealBlob, SealMode, SealTpm, UpdateKey};
@@ -93,13 +93,8 @@ impl Appliance {
         };
         let now = UnixMillis(Clock.now_ms());
         let store = Store::open(&dir).map_err(store_error)?;
-        let (kek, seal, new_update_key) = open_seal(config, &store)?;
-        let key = StoreKey::derive(&kek, "appliance");
-        if let Some(update) = new_update_key {
-            store
-                .put_secret(&key, UPDATE_KEY, &update[..])
-                .map_err(store_error)?;
-        }
+        let (kek, seal) = open_seal(config, &store)?;
+        let key = secrets_key(&kek);
         let opened =
             Ca::open_or_create(&store, &kek, now, names(config)).map_err(ApplianceError::Ca)?;
         let mut records = opened.records;
@@ -123,7 +118,7 @@ impl Appliance {
             };
             records.insert(0, Record::Genesis(genesis));
         }
-        Ok(Self {
+        let appliance = Self {
             store,
             seal,
             ca: opened.ca,
@@ -132,17 +127,35 @@ impl Appliance {
             recovered,
             ledger,
             key,
+        };
+        // A claim that was cut short after its record left the key behind.
+        if appliance.is_claimed() && appliance.update_key().map_err(store_error)?.is_some() {
+            appliance.forget_update_key().map_err(store_error)?;
+        }
+        Ok(appliance)
+    }
+
+    /// Whether the owner's certificate was handed out.
+    pub fn is_claimed(&self) -> bool {
+        self.ledger.entries.iter().any(|entry| {
+            matches!(&entry.record, Record::Operator(act) if act.act == Act::ClaimAppliance)
         })
     }
 
-    /// The owner's update key, once: it leaves the store with the first claim.
+    /// The owner's update key, as long as nobody has claimed the appliance.
     ///
     /// # Errors
     /// The store.
-    pub fn take_update_key(&self) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
-        let key = self.store.secret(&self.key, UPDATE_KEY)?;
-        self.store.remove_secret(UPDATE_KEY)?;
-        Ok(key)
+    pub fn update_key(&self) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
+        self.store.secret(&self.key, UPDATE_KEY)
+    }
+
+    /// Forgets the update key: the owner has it, and the claim is on record.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn forget_update_key(&self) -> Result<(), StoreError> {
+        self.store.remove_secret(UPDATE_KEY)
     }
 }
 
@@ -154,7 +167,11 @@ pub fn seal_name(mode: SealMode) -> &'static str {
     }
 }
 
-type Opened = (Zeroizing<[u8; 32]>, SealMode, Option<Zeroizing<[u8; 32]>>);
+type Opened = (Zeroizing<[u8; 32]>, SealMode);
+
+fn secrets_key(kek: &[u8; 32]) -> StoreKey {
+    StoreKey::derive(kek, "appliance")
+}
 
 /// Opens the seal, or makes it when this store has none. A store with CAs and without a seal is
 /// damaged: the CAs' keys could not be read with a new one, and the CA code says so.
@@ -177,7 +194,7 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
                 source,
             })?;
         let kek = tpm.unseal(&blob).map_err(tpm_error)?;
-        return Ok((kek, blob.mode, None));
+        return Ok((kek, blob.mode));
     }
     let update = UpdateKey::generate(&mut rand_core::OsRng);
     let (blob, kek) = tpm.seal(EPOCH, &update).map_err(tpm_error)?;
@@ -185,6 +202,11 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
         dir: dir.clone(),
         source,
     })?;
+    // The update key first: a seal without it could never be approved for another boot state. Until
+    // the blob is there, the next start makes both anew.
+    store
+        .put_secret(&secrets_key(&kek), UPDATE_KEY, &update.to_bytes()[..])
+        .map_err(store_error)?;
     store.put_seal_blob(SEAL, &bytes).map_err(store_error)?;
     if blob.mode == SealMode::Development {
         tracing::warn!(
@@ -192,7 +214,7 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
              software on this board can open the CA keys; every receipt says so"
         );
     }
-    Ok((kek, blob.mode, Some(update.to_bytes())))
+    Ok((kek, blob.mode))
 }
 
 fn names(config: &Config) -> Names {

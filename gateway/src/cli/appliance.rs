@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc;
 
 use gateway_core::identity::UnixMillis;
@@ -13,6 +13,7 @@ use serde_json::json;
 use store::Batch;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
 
 use super::{Exit, Failure, Output, exit_of_io};
 use crate::appliance::{Appliance, ApplianceError, seal_name};
@@ -56,54 +57,50 @@ pub(super) fn run_daemon(config: Config) -> Result<Exit, Failure> {
 /// the state folder; the claim says who owns the appliance, not who may.
 pub(super) fn claim(out: &Output, config: &Config, folder: &Path) -> Result<Exit, Failure> {
     let appliance = Appliance::open(config)?;
-    let claimed = appliance.ledger.entries.iter().any(
-        |entry| matches!(&entry.record, Record::Operator(act) if act.act == Act::ClaimAppliance),
-    );
-    if claimed {
+    if appliance.is_claimed() {
         return Err(Failure::told(
             Exit::Refused,
             "claim.done: expected an appliance without an owner, found one that was claimed; the \
              owner's key was handed out then and is kept nowhere (docs/OPERATIONS.md, claim)",
         ));
     }
-    // The files are opened before anything is recorded: a full or read-only folder costs no claim.
-    std::fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
     let now = UnixMillis(Clock.now_ms());
     let owner = appliance
         .ca
         .admin_client("owner", AdminRole::Owner, now)
         .map_err(ApplianceError::Ca)?;
-    let mut files = Vec::new();
-    for name in ["owner.pem", "owner.key", "update-key.hex", "url"] {
-        files.push(create_private(&folder.join(name))?);
-    }
-    let mut ledger = appliance.records.clone();
-    ledger.push(Record::Certificate(owner.record.clone()));
-    ledger.push(Record::Operator(OperatorAct {
-        by: "local console".to_owned(),
-        role: "owner".to_owned(),
-        act: Act::ClaimAppliance,
-    }));
-    commit(&appliance, now, ledger)?;
-    let update_key = appliance
-        .take_update_key()?
-        .map_or_else(String::new, hex::encode);
+    let update_key = Zeroizing::new(
+        appliance
+            .update_key()?
+            .map_or_else(String::new, hex::encode),
+    );
     let url = format!(
         "https://{}:{}\n",
         host(config),
         config.management.admin_port
     );
-    let contents = [
-        owner.cert_pem.as_bytes(),
-        owner.key_pem.as_bytes(),
-        update_key.as_bytes(),
-        url.as_bytes(),
-    ];
-    for ((path, mut file), content) in files.into_iter().zip(contents) {
-        file.write_all(content)
-            .and_then(|()| file.sync_all())
-            .map_err(|error| cannot_write(&path, &error))?;
-    }
+    // In this order: what is signed is on record before it is handed out, the files are on disk
+    // before the claim is on record, and the update key is forgotten last. A full disk or a power
+    // cut anywhere costs no claim: until it is on record, it can be made again.
+    let mut signed = appliance.records.clone();
+    signed.push(Record::Certificate(owner.record.clone()));
+    commit(&appliance, now, signed)?;
+    write_private(
+        folder,
+        &[
+            ("owner.pem", owner.cert_pem.as_bytes()),
+            ("owner.key", owner.key_pem.as_bytes()),
+            ("update-key.hex", update_key.as_bytes()),
+            ("url", url.as_bytes()),
+        ],
+    )?;
+    let act = Record::Operator(OperatorAct {
+        by: "local console".to_owned(),
+        role: "owner".to_owned(),
+        act: Act::ClaimAppliance,
+    });
+    commit(&appliance, now, vec![act])?;
+    appliance.forget_update_key()?;
     let exported = ca::export(&config.appliance.state_dir, folder).map_err(ApplianceError::Ca)?;
     let value = json!({
         "owner": folder.join("owner.pem"),
@@ -163,14 +160,37 @@ fn host(config: &Config) -> String {
     }
 }
 
-fn create_private(path: &Path) -> Result<(PathBuf, std::fs::File), Failure> {
-    std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map(|file| (path.to_owned(), file))
-        .map_err(|error| cannot_write(path, &error))
+/// Writes new files that only their owner may read, all or none of them, on disk when this returns.
+fn write_private(folder: &Path, files: &[(&str, &[u8])]) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+    let mut made = Vec::new();
+    let written = files.iter().try_for_each(|(name, content)| {
+        let path = folder.join(name);
+        let failed = |error| cannot_write(&path, &error);
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        made.push(path.clone());
+        file.write_all(content)
+            .and_then(|()| file.sync_all())
+            .map_err(failed)
+    });
+    let written = written.and_then(|()| {
+        // The names too.
+        std::fs::File::open(folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(|error| cannot_write(folder, &error))
+    });
+    if written.is_err() {
+        for path in made {
+            // The first error is the one to report; what is left is found by the next claim.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    written
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
@@ -207,5 +227,36 @@ impl From<ServeError> for Failure {
             ServeError::Driver(DriverError::Commit(_)) => Self::new(Exit::Storage, &error),
             ServeError::Task(_) => Self::new(Exit::Refused, &error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_owners_files_are_private_and_all_or_none() {
+        let dir = tempfile::tempdir().expect("folder");
+        let folder = dir.path().join("owner");
+        let files: [(&str, &[u8]); 2] = [("owner.pem", b"cert"), ("owner.key", b"key")];
+        write_private(&folder, &files).expect("written");
+        for (name, content) in files {
+            let path = folder.join(name);
+            let mode = std::fs::metadata(&path).expect("file").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+            assert_eq!(std::fs::read(&path).expect("file"), content);
+        }
+        // One is there already: nothing of the others stays, and it is not touched.
+        std::fs::remove_file(folder.join("owner.pem")).expect("removed");
+        let again: [(&str, &[u8]); 2] = [("owner.pem", b"other"), ("owner.key", b"other")];
+        let failure = write_private(&folder, &again).expect_err("exists");
+        assert_eq!(failure.exit, Exit::Storage);
+        assert!(!folder.join("owner.pem").exists());
+        assert_eq!(
+            std::fs::read(folder.join("owner.key")).expect("file"),
+            b"key"
+        );
     }
 }
