@@ -51,12 +51,38 @@ pub(crate) enum Done {
     Input(Input),
 }
 
+/// Wall-clock time that never goes back and never stands still: when the clock is set back, time
+/// goes on at the pace of the monotonic clock until the wall clock has caught up. Leases, sessions
+/// and summaries end either way.
+pub(crate) struct Forward {
+    wall_ms: u64,
+    at: Instant,
+}
+
+impl Forward {
+    pub fn new(wall_ms: u64, at: Instant) -> Self {
+        Self { wall_ms, at }
+    }
+
+    fn advance(&mut self, wall_ms: u64, at: Instant) -> UnixMillis {
+        let passed = at.saturating_duration_since(self.at).as_millis();
+        let expected = self
+            .wall_ms
+            .saturating_add(u64::try_from(passed).unwrap_or(u64::MAX));
+        if wall_ms >= expected {
+            *self = Self::new(wall_ms, at);
+            return UnixMillis(wall_ms);
+        }
+        UnixMillis(expected)
+    }
+}
+
 /// The loop's own state.
 pub(crate) struct Driver {
     pub gateway: Gateway,
     pub clock: Clock,
-    /// The latest time handed to the core: a clock that is set back stands still there.
-    pub last: UnixMillis,
+    /// The time handed to the core.
+    pub time: Forward,
     pub requests: mpsc::Receiver<Request>,
     pub done_tx: mpsc::UnboundedSender<Done>,
     pub done_rx: mpsc::UnboundedReceiver<Done>,
@@ -97,6 +123,7 @@ impl Driver {
                     self.gateway.handle_timeout(now);
                 }
             }
+            self.timers();
             self.commit(answers, &mut waiting);
         }
         // Everything decided is written before the process ends; its effects are not performed.
@@ -104,8 +131,15 @@ impl Driver {
     }
 
     fn now(&mut self) -> UnixMillis {
-        self.last = self.last.max(UnixMillis(self.clock.now_ms()));
-        self.last
+        self.time.advance(self.clock.now_ms(), Instant::now())
+    }
+
+    /// What is due is done in every turn: while inputs keep coming, the sleep never ends.
+    fn timers(&mut self) {
+        let now = self.now();
+        if self.gateway.poll_timeout().is_some_and(|at| at <= now) {
+            self.gateway.handle_timeout(now);
+        }
     }
 
     fn timeout(&mut self) -> Duration {
@@ -273,5 +307,30 @@ impl Driver {
                 let _ = done.send(Done::Committed(result));
             }),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attack_50_a_clock_set_back_neither_stops_nor_turns_time() {
+        let start = Instant::now();
+        let after = |ms| start + Duration::from_millis(ms);
+        let mut time = Forward::new(1_000_000, start);
+        assert_eq!(time.advance(1_000_010, after(10)), UnixMillis(1_000_010));
+        // Ten years ahead, and back.
+        let ahead = 1_000_000 + 315_360_000_000;
+        assert_eq!(time.advance(ahead, after(20)), UnixMillis(ahead));
+        assert_eq!(time.advance(1_000_030, after(30)), UnixMillis(ahead + 10));
+        let mut last = UnixMillis(0);
+        for step in 0..10_000u32 {
+            let at = after(40) + Duration::from_micros(100) * step;
+            let now = time.advance(1_000_040, at);
+            assert!(now >= last);
+            last = now;
+        }
+        assert_eq!(last, UnixMillis(ahead + 20 + 999), "a session of 1 s ends");
     }
 }

@@ -5,21 +5,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gateway_core::admission::effect::{Effect, IssueRequest, WireReply, Work};
+use gateway_core::admission::effect::{
+    Effect, IssueRequest, WireReply, Work, WorkDone, work_failed,
+};
 use gateway_core::gateway::Input;
 use gateway_core::identity::ConnId;
 use gateway_core::view::LedgerView;
 use gateway_core::walk::Step;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::driver::Done;
 use crate::issue::Issuer;
 use crate::metrics::REFUSED;
 use crate::shell::dhcp::DhcpSender;
 use crate::telemetry;
-
-/// Appraisals at once: one per core; the rest wait their turn in order.
-const WORKERS: usize = 4;
+use crate::workers::Workers;
 
 /// One thing to do after the commit.
 pub(crate) enum Perform {
@@ -45,7 +45,7 @@ pub(crate) struct Performer {
     issuer: Arc<Issuer>,
     ledger: store::LedgerReader,
     metrics: Arc<crate::metrics::Metrics>,
-    workers: Arc<Semaphore>,
+    workers: Workers,
     replies: HashMap<ConnId, oneshot::Sender<WireReply>>,
 }
 
@@ -56,13 +56,12 @@ impl Performer {
         ledger: store::LedgerReader,
         metrics: Arc<crate::metrics::Metrics>,
     ) -> Self {
-        let workers = Arc::new(Semaphore::new(WORKERS));
         Self {
             dhcp,
             issuer,
             ledger,
             metrics,
-            workers,
+            workers: Workers::new(),
             replies: HashMap::new(),
         }
     }
@@ -75,6 +74,7 @@ impl Performer {
     /// The connection is gone.
     pub fn forget(&mut self, conn: ConnId) {
         self.replies.remove(&conn);
+        self.workers.abandon(conn);
     }
 
     /// Does one thing without waiting for it.
@@ -106,23 +106,22 @@ impl Performer {
         }
     }
 
-    fn work(&self, work: Box<Work>, done: mpsc::UnboundedSender<Done>) {
-        let workers = Arc::clone(&self.workers);
-        tokio::spawn(async move {
-            let Ok(_permit) = workers.acquire_owned().await else {
-                return;
-            };
-            let span = tracing::info_span!(
-                "work",
-                step = work.step().name(),
-                correlation = work.correlation()
-            );
-            let run = move || span.in_scope(|| timed("judged", || work.run()));
-            let finished = tokio::task::spawn_blocking(run).await;
-            if let Ok(finished) = finished {
-                // A loop that has ended wants no more inputs.
-                drop(done.send(Done::Input(Input::WorkDone(Box::new(finished)))));
-            }
+    fn work(&mut self, work: Box<Work>, done: mpsc::UnboundedSender<Done>) {
+        let conn = work.conn();
+        if !self.replies.contains_key(&conn) {
+            // Hung up while the records were written: its session is over.
+            return;
+        }
+        let span = tracing::info_span!(
+            "work",
+            step = work.step().name(),
+            correlation = work.correlation()
+        );
+        let run = move || span.in_scope(|| timed("judged", || work.run()));
+        self.workers.start(conn, run, move |finished| {
+            let finished = finished.unwrap_or(WorkDone::Failed(conn));
+            // A loop that has ended wants no more inputs.
+            drop(done.send(Done::Input(Input::WorkDone(Box::new(finished)))));
         });
     }
 
@@ -138,13 +137,12 @@ impl Performer {
             );
             let run = move || span.in_scope(|| timed("signed", || issuer.issue(&request)));
             let issued = tokio::task::spawn_blocking(run).await;
-            if let Ok(issued) = issued {
-                drop(done.send(Done::Input(Input::Issued {
-                    conn,
-                    machine,
-                    done: issued,
-                })));
-            }
+            let issued = issued.unwrap_or_else(|_| Err(work_failed()));
+            drop(done.send(Done::Input(Input::Issued {
+                conn,
+                machine,
+                done: issued,
+            })));
         });
     }
 

@@ -20,3 +20,4 @@ pub mod shell;
 pub mod telemetry;
 #[cfg(test)]
 pub(crate) mod testing;
+mod workers;

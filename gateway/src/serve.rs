@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use attest_wire::templates::Template;
 use boot::catalog::Catalog;
@@ -30,7 +30,7 @@ use crate::admin::{self, AdminService};
 use crate::appliance::{Appliance, ApplianceError, seal_name};
 use crate::ca::{Ca, CaError, Leaf, LeafKind};
 use crate::config::{Config, DevIdAuth, DevIdKind};
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, Forward};
 use crate::effects::Performer;
 use crate::handle::Handle;
 use crate::images::{ImageError, ImageStore, Images};
@@ -136,10 +136,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         Arc::clone(&metrics),
     );
     let (done_tx, done_rx) = mpsc::unbounded_channel();
+    let time = Forward::new(clock.now_ms(), Instant::now());
     let driver = Driver {
         gateway,
         clock,
-        last: UnixMillis(0),
+        time,
         requests,
         done_tx,
         done_rx,

@@ -195,6 +195,7 @@ impl Gateway {
             Input::Closed(conn) => self.admission.closed(now, conn, out),
             Input::WorkDone(done) => match *done {
                 WorkDone::Hello(conn, done) => self.admission.hello_judged(now, conn, done, out),
+                WorkDone::Failed(conn) => self.admission.work_failed(now, conn, out),
                 WorkDone::Evidence(conn, done) => {
                     self.admission.evidence_judged(now, conn, *done, out);
                 }

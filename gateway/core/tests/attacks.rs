@@ -9,7 +9,9 @@ use std::net::Ipv4Addr;
 
 use attest_wire::v1::{Disk, Verdict as WireVerdict};
 use gateway_core::admission::command::Command;
-use gateway_core::identity::{EkName, MachineId};
+use gateway_core::admission::effect::WorkDone;
+use gateway_core::gateway::Input;
+use gateway_core::identity::{ConnId, EkName, MachineId};
 use gateway_core::inventory::{DeclaredMachine, Inventory};
 use gateway_core::policy::Preset;
 use gateway_core::record::Record;
@@ -341,4 +343,20 @@ fn made_up_addresses_do_not_keep_real_ones_out_of_the_timeline() {
     let before = site.disk.marks.len();
     lease(&mut site);
     assert!(site.disk.marks.len() > before);
+}
+
+#[test]
+fn a_worker_that_fails_leaves_no_session_behind() {
+    let mut site = Site::new();
+    site.hold = true;
+    site.hello(&node(), 1, PEER);
+    site.held.clear();
+    assert_eq!(site.gateway.status().sessions, 1);
+    let failed = Box::new(WorkDone::Failed(ConnId(1)));
+    site.handle(Input::WorkDone(failed));
+    let (status, result) = site.result();
+    assert_eq!((status, result.code.as_str()), (403, "not_admitted"));
+    assert_eq!(site.gateway.status().sessions, 0);
+    let refusals = site.gateway.status().refusals;
+    assert_eq!(refusals.get("gateway.defect"), Some(&1));
 }

@@ -162,9 +162,29 @@ pub enum WorkDone {
     ),
     /// Of [`Work::Evidence`].
     Evidence(ConnId, Box<Appraisal>),
+    /// The worker panicked: a defect of ours, which must not leave the node hanging.
+    Failed(ConnId),
+}
+
+/// Why work ended without a result.
+pub fn work_failed() -> Reason {
+    Reason::new(
+        "gateway.defect",
+        "work that ends with a result",
+        "a panic; the log has it",
+        "gateway_core::admission::effect",
+        "report this: it is a defect",
+    )
 }
 
 impl Work {
+    /// The connection that waits for it.
+    pub fn conn(&self) -> ConnId {
+        match self {
+            Work::Hello { conn, .. } | Work::Evidence { conn, .. } => *conn,
+        }
+    }
+
     /// Which step of the walk it is. `hello` makes the challenge too.
     pub fn step(&self) -> Step {
         match self {

@@ -514,6 +514,11 @@ impl Admission {
         self.write(now, record, out);
     }
 
+    /// A worker gave no result: the attempt ends, and the reason is ours.
+    pub fn work_failed(&mut self, now: UnixMillis, conn: ConnId, out: &mut Outbox) {
+        self.refused(now, conn, unproven(effect::work_failed()), out);
+    }
+
     /// A connection ended; its session dies with it.
     pub fn closed(&mut self, now: UnixMillis, conn: ConnId, out: &mut Outbox) {
         if let Some(Session {
