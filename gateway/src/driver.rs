@@ -175,6 +175,7 @@ impl Driver {
             }
             Request::Hello(conn, body, reply) => {
                 self.performer.expect_reply(conn.id, reply);
+                let time = crate::serve::time_trust(&self.clock.read());
                 let mut seed = Zeroizing::new([0; 32]);
                 crate::random::fill(&mut seed[..]);
                 let input = Input::Hello {
@@ -182,6 +183,7 @@ impl Driver {
                     peer: conn.peer.ip(),
                     session: conn.session,
                     exporter: conn.exporter,
+                    time,
                     seed,
                     body: body.into(),
                 };

@@ -19,7 +19,7 @@ use gateway_core::catalog::CatalogEntry;
 use gateway_core::gateway::{Gateway, Setup};
 use gateway_core::identity::UnixMillis;
 use gateway_core::record::Record;
-use hw::clock::{Clock, ClockQuality};
+use hw::clock::{Clock, ClockQuality, WallClock};
 use netstack::dhcp;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
@@ -424,11 +424,7 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
             directory: Arc::default(),
             ek_roots: Arc::new(declared.ek_roots),
             catalog: Arc::new(entries),
-            time: match clock.quality {
-                ClockQuality::Unsynchronised => TimeTrust::None,
-                // NTP here is unauthenticated: it is trusted no further than the clock it set.
-                ClockQuality::Rtc | ClockQuality::Ntp => TimeTrust::Rtc(now),
-            },
+            time: time_trust(&clock),
             devid: DevIdRules {
                 template: match config.devid.kind {
                     DevIdKind::Any => None,
@@ -460,6 +456,15 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
         marks: recovered.marks.clone(),
         now,
     })
+}
+
+/// How far a clock reading is trusted.
+pub(crate) fn time_trust(reading: &WallClock) -> TimeTrust {
+    match reading.quality {
+        ClockQuality::Unsynchronised => TimeTrust::None,
+        // NTP here is unauthenticated: it is trusted no further than the clock it set.
+        ClockQuality::Rtc | ClockQuality::Ntp => TimeTrust::Rtc(UnixMillis(reading.unix_ms)),
+    }
 }
 
 fn dhcp_config(config: &Config) -> Result<dhcp::Config, ServeError> {

@@ -18,6 +18,7 @@ use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
 use crate::admission::registry::{Machine, Registry};
 use crate::admission::{Admission, HelloInput};
+use crate::appraisal::TimeTrust;
 use crate::bootfile::{Answer, BootSettings, standing};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
@@ -70,6 +71,8 @@ pub enum Input {
         session: [u8; 16],
         /// TLS exporter.
         exporter: [u8; 32],
+        /// How far the clock is trusted now: it may have been set since the start.
+        time: TimeTrust,
         /// Randomness for the challenge.
         seed: Zeroizing<[u8; 32]>,
         /// The body.
@@ -174,6 +177,7 @@ impl Gateway {
                 peer,
                 session,
                 exporter,
+                time,
                 seed,
                 body,
             } => {
@@ -186,6 +190,7 @@ impl Gateway {
                     ingress,
                     session,
                     exporter,
+                    time,
                     seed,
                     body,
                 };

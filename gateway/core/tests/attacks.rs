@@ -9,7 +9,8 @@ use std::net::Ipv4Addr;
 
 use attest_wire::v1::{Disk, Verdict as WireVerdict};
 use gateway_core::admission::command::Command;
-use gateway_core::admission::effect::WorkDone;
+use gateway_core::admission::effect::{Effect, Work, WorkDone};
+use gateway_core::appraisal::TimeTrust;
 use gateway_core::gateway::Input;
 use gateway_core::identity::{ConnId, EkName, MachineId};
 use gateway_core::inventory::{DeclaredMachine, Inventory};
@@ -359,4 +360,19 @@ fn a_worker_that_fails_leaves_no_session_behind() {
     assert_eq!(site.gateway.status().sessions, 0);
     let refusals = site.gateway.status().refusals;
     assert_eq!(refusals.get("gateway.defect"), Some(&1));
+}
+
+#[test]
+fn certificates_are_judged_by_the_clock_of_today_not_of_the_start() {
+    let mut site = Site::new();
+    site.hold = true;
+    site.time = TimeTrust::Rtc(site.now);
+    site.hello(&node(), 1, PEER);
+    let Some(Effect::Work(work)) = site.held.pop() else {
+        panic!("the hello is judged");
+    };
+    let Work::Hello { rules, .. } = *work else {
+        panic!("the hello is judged");
+    };
+    assert_eq!(rules.time, site.time);
 }

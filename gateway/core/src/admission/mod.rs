@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::appraisal::{
     Admission as Proof, Appraisal, Assurance, Facts, HelloFacts, Issued, PossessionProven, Refusal,
-    Verified,
+    TimeTrust, Verified,
 };
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
@@ -51,6 +51,8 @@ pub struct HelloInput {
     pub session: [u8; 16],
     /// TLS exporter.
     pub exporter: [u8; 32],
+    /// How far the clock is trusted now.
+    pub time: TimeTrust,
     /// Randomness for the challenge.
     pub seed: Zeroizing<[u8; 32]>,
     /// The body.
@@ -135,6 +137,7 @@ impl Admission {
             out,
         );
         self.rules.directory = self.registry.directory();
+        self.rules.time = input.time;
         out.push(Effect::Work(Box::new(Work::Hello {
             conn: input.conn,
             body: input.body,

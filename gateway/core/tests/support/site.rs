@@ -57,6 +57,7 @@ pub struct Site {
     pub disk: Disk,
     pub gateway: Gateway,
     pub now: UnixMillis,
+    pub time: TimeTrust,
     pub replies: Vec<(ConnId, u16, Vec<u8>)>,
     pub dhcp: Vec<dhcp::Reply>,
     /// Work and certificates are kept back until [`Site::release`].
@@ -158,6 +159,7 @@ impl Site {
             declared,
             disk,
             now,
+            time: TimeTrust::None,
             replies: Vec::new(),
             dhcp: Vec::new(),
             hold: false,
@@ -313,6 +315,7 @@ impl Site {
             peer: IpAddr::V4(peer),
             session: [conn as u8; 16],
             exporter: EXPORTER,
+            time: self.time,
             seed: Zeroizing::new([conn as u8; 32]),
             body: body.clone(),
         });
