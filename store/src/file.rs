@@ -58,6 +58,17 @@ impl Disk for RealDisk {
     }
 }
 
+/// Appends `bytes` and returns once they are on stable storage.
+pub(crate) fn append_durably(
+    file: &mut dyn AppendFile,
+    path: &Path,
+    bytes: &[u8],
+) -> Result<(), StoreError> {
+    file.append(bytes)
+        .map_err(|e| StoreError::io("write", path, e))?;
+    file.sync().map_err(|e| StoreError::io("sync", path, e))
+}
+
 /// Makes renames and new names in the folder of `path` durable.
 pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {

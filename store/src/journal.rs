@@ -266,12 +266,7 @@ impl Journal {
         let mut bytes = Vec::new();
         let payload = payload(RECORDS, self.state.next_seq, &lines.join("\n"));
         frame::encode(&payload, self.offset, &mut bytes);
-        self.file
-            .append(&bytes)
-            .map_err(|e| StoreError::io("write", &self.path, e))?;
-        self.file
-            .sync()
-            .map_err(|e| StoreError::io("sync", &self.path, e))?;
+        file::append_durably(&mut *self.file, &self.path, &bytes)?;
         self.offset += bytes.len() as u64;
         self.newest.clear();
         for (_, record) in records {

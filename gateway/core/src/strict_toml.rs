@@ -178,6 +178,23 @@ impl<'d, 'i> Section<'d, 'i> {
             .push(offset, self.key_path(key), expected.into(), found.into());
     }
 
+    /// The items of an array, which are to be at most `max`; none when it is missing or something
+    /// else, named `expected` to the operator.
+    fn array(&self, key: &'static str, expected: &str, max: usize) -> &'d [Spanned<DeValue<'i>>] {
+        let Some(value) = self.look(key) else {
+            return &[];
+        };
+        let Some(array) = value.get_ref().as_array() else {
+            self.wrong_type(key, expected, value);
+            return &[];
+        };
+        if array.len() > max {
+            let found = array.len().to_string();
+            self.mistake(key, format!("at most {max} entries"), found);
+        }
+        array
+    }
+
     fn wrong_type(&self, key: &str, expected: &str, value: &Spanned<DeValue<'i>>) {
         self.mistake(key, expected, shown(value.get_ref()));
     }
@@ -203,21 +220,8 @@ impl<'d, 'i> Section<'d, 'i> {
 
     /// An array of tables (`[[key]]`), at most `max` of them; a missing one reads as empty.
     pub fn sections(&self, key: &'static str, max: usize) -> Vec<Section<'d, 'i>> {
-        let Some(value) = self.look(key) else {
-            return Vec::new();
-        };
-        let Some(array) = value.get_ref().as_array() else {
-            self.wrong_type(key, "an array of tables", value);
-            return Vec::new();
-        };
-        if array.len() > max {
-            self.mistake(
-                key,
-                format!("at most {max} entries"),
-                array.len().to_string(),
-            );
-        }
         let mut sections = Vec::new();
+        let array = self.array(key, "an array of tables", max);
         for (index, item) in array.iter().enumerate().take(max) {
             let path = format!("{}[{index}]", self.key_path(key));
             match item.get_ref().as_table() {
@@ -261,21 +265,8 @@ impl<'d, 'i> Section<'d, 'i> {
 
     /// An optional list of strings of a type that parses, at most `max` of them.
     pub fn list<T: FromStr>(&self, key: &'static str, expected: &str, max: usize) -> Vec<T> {
-        let Some(value) = self.look(key) else {
-            return Vec::new();
-        };
-        let Some(array) = value.get_ref().as_array() else {
-            self.wrong_type(key, &format!("a list of {expected}"), value);
-            return Vec::new();
-        };
-        if array.len() > max {
-            self.mistake(
-                key,
-                format!("at most {max} entries"),
-                array.len().to_string(),
-            );
-        }
         let mut out = Vec::new();
+        let array = self.array(key, &format!("a list of {expected}"), max);
         for (index, item) in array.iter().enumerate().take(max) {
             match item.get_ref().as_str().and_then(|text| text.parse().ok()) {
                 Some(parsed) => out.push(parsed),

@@ -174,12 +174,7 @@ impl LedgerWriter {
     fn append(&mut self, payload: &[u8]) -> Result<(), StoreError> {
         let mut bytes = Vec::with_capacity(payload.len() + frame::HEADER_BYTES);
         frame::encode(payload, self.offset, &mut bytes);
-        self.file
-            .append(&bytes)
-            .map_err(|e| StoreError::io("write", &self.path, e))?;
-        self.file
-            .sync()
-            .map_err(|e| StoreError::io("sync", &self.path, e))?;
+        file::append_durably(&mut *self.file, &self.path, &bytes)?;
         self.offset += bytes.len() as u64;
         Ok(())
     }
