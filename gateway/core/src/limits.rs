@@ -24,7 +24,8 @@ pub const CLAIM_CHANGE_MS: u64 = 60_000;
 /// proven machine is no reason to fill the ledger either.
 pub const VERDICTS_REFUSED_MAX: u32 = 20;
 
-/// Hardware addresses whose walk marks are remembered: a /22 of machines.
+/// Hardware addresses whose walk marks are remembered: four /22 of machines. The longest silent one
+/// makes room.
 pub const WALKERS_MAX: usize = 4_096;
 
 /// The same step of the same address is marked again only after this long, so that a client that

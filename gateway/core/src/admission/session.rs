@@ -114,3 +114,78 @@ impl Sessions {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn session(peer: u32, deadline: u64) -> Session {
+        Session {
+            peer: IpAddr::V4(Ipv4Addr::from_bits(peer)),
+            mac: MacAddr([0; 6]),
+            ingress: "prov".into(),
+            correlation: String::new(),
+            deadline: UnixMillis(deadline),
+            machine: None,
+            phase: Phase::JudgingHello,
+        }
+    }
+
+    fn code(opened: Result<(), Reason>) -> String {
+        opened.expect_err("must be refused").code.into_owned()
+    }
+
+    #[test]
+    fn rejects_one_more_session_of_a_peer_until_one_closes() {
+        let mut sessions = Sessions::default();
+        let most = limits::SESSIONS_PER_PEER_MAX as u64;
+        for conn in 0..most {
+            sessions
+                .open(ConnId(conn), session(1, 10))
+                .expect("within the bound");
+        }
+        assert_eq!(
+            code(sessions.open(ConnId(most), session(1, 10))),
+            "session.limit"
+        );
+        sessions
+            .open(ConnId(most), session(2, 10))
+            .expect("another peer is not held up");
+        assert!(sessions.close(ConnId(0)).is_some());
+        sessions
+            .open(ConnId(most + 1), session(1, 10))
+            .expect("one has closed");
+    }
+
+    #[test]
+    fn rejects_sessions_beyond_the_total() {
+        let mut sessions = Sessions::default();
+        let most = limits::SESSIONS_MAX as u64;
+        for conn in 0..most {
+            let peer = conn as u32;
+            sessions
+                .open(ConnId(conn), session(peer, 10))
+                .expect("within the bound");
+        }
+        assert_eq!(
+            code(sessions.open(ConnId(most), session(u32::MAX, 10))),
+            "session.limit"
+        );
+        assert_eq!(sessions.len() as u64, most);
+    }
+
+    #[test]
+    fn rejects_a_second_hello_and_ends_at_the_deadline() {
+        let mut sessions = Sessions::default();
+        sessions.open(ConnId(1), session(1, 10)).expect("first");
+        assert_eq!(
+            code(sessions.open(ConnId(1), session(1, 10))),
+            "channel.reused"
+        );
+        assert_eq!(sessions.deadline(), Some(UnixMillis(10)));
+        assert!(sessions.expired(UnixMillis(9)).is_empty());
+        assert_eq!(sessions.expired(UnixMillis(10)), [ConnId(1)]);
+    }
+}
