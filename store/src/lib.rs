@@ -11,7 +11,7 @@
 //! | `ledger/ledger-N.vlg` | every decision, hash-chained and signed | truth, kept |
 //! | `leases.vjl` | leases and walk marks | truth, compacted |
 //! | `db/` | sled: machines and leases | view, replayed |
-//! | `db/` | sled: sealed blobs, encrypted secrets, certificates | truth, fsynced; only the escrow has another copy |
+//! | `db/` | sled: sealed blobs, encrypted secrets, certificates | truth, fsynced; only a backup has another copy |
 //! | `db.kept` | names of those, so that their loss is noticed | - |
 
 #![forbid(unsafe_code)]

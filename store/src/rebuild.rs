@@ -2,7 +2,7 @@
 //!
 //! A rebuild drops the views and replays them from the journals. It cannot make again what only the
 //! database held: sealed blobs, encrypted secrets and certificates are carried over while the old
-//! database still opens, and named as lost otherwise; the escrow has them.
+//! database still opens, and named as lost otherwise: then only a backup has them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -229,9 +229,13 @@ fn carry(old: &Views, tree: Kept) -> Result<Vec<(Kept, String, Vec<u8>)>, StoreE
 
 fn lost_text(tree: Kept) -> &'static str {
     match tree {
-        Kept::Seal => "sealed blobs are lost: open the escrow and seal anew",
-        Kept::Secret => "encrypted secrets (the CA keys) are lost: restore them from the escrow",
-        Kept::Public => "certificates are lost: restore them from the escrow or an export",
+        Kept::Seal => "sealed blobs are lost: only a backup of the state folder has them",
+        Kept::Secret => {
+            "encrypted secrets (the CA keys) are lost: only a backup of the state folder has them"
+        }
+        Kept::Public => {
+            "certificates are lost: restore them from a backup, or from what `vestibule ca export` wrote"
+        }
     }
 }
 

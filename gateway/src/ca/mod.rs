@@ -75,7 +75,7 @@ pub enum CaError {
     /// The ledger shows that there were CAs, and the database has none.
     #[error(
         "the ledger of this appliance has entries, but its certificate authorities are gone: \
-         restore them from the escrow; new ones would be trusted by no machine"
+         restore the state folder from a backup; new ones would be trusted by no machine"
     )]
     Lost,
     /// A PEM file cannot be read or written.

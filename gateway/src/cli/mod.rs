@@ -502,6 +502,55 @@ mod tests {
         }
     }
 
+    /// Text files of the repository in which an operator may be told a command.
+    fn texts(folder: &std::path::Path, found: &mut Vec<(PathBuf, String)>) {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+            if path.is_dir() && !["target", ".git", "tests"].contains(&name) {
+                texts(&path, found);
+            } else if [".rs", ".md", ".toml", ".service"]
+                .iter()
+                .any(|e| name.ends_with(e))
+                && let Ok(text) = std::fs::read_to_string(&path)
+            {
+                found.push((path, text));
+            }
+        }
+    }
+
+    /// A next step that names a command which does not exist helps nobody at night.
+    #[test]
+    fn every_command_that_is_named_exists() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let (mut found, mut named, mut wrong) = (Vec::new(), 0, Vec::new());
+        texts(&root, &mut found);
+        let cli = Cli::command();
+        for (path, text) in &found {
+            for (at, _) in text.match_indices("vestibule ") {
+                let quoted = text[..at].ends_with('`');
+                let mut words = text[at + 10..].split(|c: char| !c.is_ascii_lowercase());
+                let first = words.next().unwrap_or("");
+                let command = cli.find_subcommand(first);
+                let fits = match command {
+                    None => !quoted || first.is_empty(),
+                    Some(command) if !command.has_subcommands() => true,
+                    Some(command) => words
+                        .next()
+                        .filter(|word| !word.is_empty())
+                        .is_none_or(|word| command.find_subcommand(word).is_some()),
+                };
+                named += usize::from(command.is_some());
+                if !fits {
+                    let line = text[at..].lines().next().unwrap_or("");
+                    wrong.push(format!("{}: {line}", path.display()));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        assert!(named > 40, "only {named} commands: the files were not read");
+    }
+
     #[test]
     fn the_documents_list_every_command() {
         let text = include_str!("../../../docs/OPERATIONS.md");

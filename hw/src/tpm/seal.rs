@@ -3,7 +3,8 @@
 //! A key-encryption key is made of two halves: one is the data of a sealed object, the other lies
 //! in an NV index; both open only under the same policy, which the owner's update key approves for
 //! boot states. Decides when a seal counts as broken and says what changed. There is no second
-//! way in: no literal-PCR branch and no unsealed key; a broken seal is answered by the escrow.
+//! way in: no literal-PCR branch and no unsealed key, and until there is an escrow, no way around
+//! a broken one.
 
 use hkdf::Hkdf;
 use rand_core::{OsRng, RngCore};
@@ -373,8 +374,8 @@ impl SealTpm for ApplianceDevice {
                 what: "CA keys",
                 why: format!(
                     "NV index {:#010x} with the second half of the key is gone: somebody with the \
-                     owner hierarchy removed it, or the TPM was cleared. Treat it as an alarm; open \
-                     the escrow to restore",
+                     owner hierarchy removed it, or the TPM was cleared. Treat it as an alarm; \
+                     there is no escrow yet ({HELP})",
                     blob.nv_index
                 ),
             });
@@ -390,8 +391,8 @@ impl SealTpm for ApplianceDevice {
                     what: "CA keys",
                     why: format!(
                         "{command} answered {code:#06x}: the policy signature, its epoch {} or the \
-                         blob does not belong to this seal. Restore the state folder, or open the \
-                         escrow",
+                         blob does not belong to this seal. Restore the state folder; there is no \
+                         escrow yet ({HELP})",
                         blob.epoch
                     ),
                 });
@@ -520,7 +521,7 @@ fn require_nv_name(
         what: "CA keys",
         why: format!(
             "NV index {index:#010x} is not ours any more: expected Name {}, found {}. Somebody with \
-             the owner hierarchy replaced it. Treat it as an alarm; open the escrow to restore",
+             the owner hierarchy replaced it. Treat it as an alarm; there is no escrow yet ({HELP})",
             hex::encode(expected),
             hex::encode(name.value())
         ),
@@ -585,10 +586,13 @@ fn changed_pcrs(blob: &SealBlob, now: &[[u8; 32]]) -> String {
         changed.join("; ")
     };
     format!(
-        "{what}. Boot the image and firmware settings it was sealed with, let the owner's update \
-         key approve the new state, or open the escrow"
+        "{what}. Boot the image and firmware settings it was sealed with: this release has no \
+         command to approve another state and no escrow ({HELP})"
     )
 }
+
+/// Where an operator reads on.
+const HELP: &str = "docs/OPERATIONS.md, seal broken";
 
 fn pcr_meaning(index: u8) -> &'static str {
     match index {

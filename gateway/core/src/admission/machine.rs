@@ -465,6 +465,8 @@ retired: . . . . . . . . . retired . .
 replaced_by: . . . . . . . . replaced replaced replaced .
 "
         );
+        let document = include_str!("../../../../docs/ARCHITECTURE.md");
+        assert!(document.contains(&table), "ARCHITECTURE has another table");
     }
 
     #[test]
