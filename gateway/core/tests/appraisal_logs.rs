@@ -1,5 +1,6 @@
 //! Whole appraisals over logs of real firmware, over damaged input, and their cost.
 
+#![allow(clippy::disallowed_methods, reason = "the cost of a log is measured")]
 #![allow(clippy::unwrap_used)]
 
 mod support;

@@ -49,7 +49,7 @@ fn every_path_in_the_documents_exists() {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         for word in quoted(&text).into_iter().filter(|word| is_path(word)) {
-            let file = word.split("::").next().unwrap();
+            let file = word.split(':').next().unwrap();
             paths += 1;
             if !root().join(file).exists() {
                 missing.push(format!("{}: {file}", path.display()));
@@ -82,6 +82,30 @@ fn every_test_in_the_threat_model_exists() {
     }
     assert!(missing.is_empty(), "{missing:#?}");
     assert!(tests > 40, "only {tests} tests: the document was not read");
+}
+
+/// A reference of the review is `file:line` and the name that stands there; lines move, names are
+/// checked.
+#[test]
+fn every_name_in_the_review_exists() {
+    let text = document("REVIEW.md");
+    let words = quoted(&text);
+    let (mut names, mut missing) = (0, Vec::new());
+    for pair in words.windows(2) {
+        let Some((file, line)) = pair[0].split_once(':') else {
+            continue;
+        };
+        if !is_path(file) || line.parse::<u32>().is_err() {
+            continue;
+        }
+        names += 1;
+        let code = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+        if !code.contains(pair[1]) {
+            missing.push(format!("{}: {}", pair[0], pair[1]));
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(names > 30, "only {names} names: the document was not read");
 }
 
 #[test]

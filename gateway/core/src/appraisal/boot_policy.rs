@@ -14,7 +14,7 @@ use super::eventlog::{Event, Log};
 use super::events::{BANK, EV_EFI_VARIABLE_AUTHORITY, Marker, Markers, Variable, type_name};
 use super::facts::CatalogEntry;
 use super::quirks::Quirk;
-use super::shown;
+use super::{Verified, shown};
 use crate::policy::{OptionRoms, Policy};
 use crate::reason::Reason;
 
@@ -33,7 +33,7 @@ pub(super) struct BootFacts {
 
 /// Judges the boot; all failures at once.
 pub(super) fn appraise_boot(
-    log: &Log<'_>,
+    log: &Verified<Log<'_>>,
     pcrs: &BTreeMap<u8, [u8; 32]>,
     catalog: &[CatalogEntry],
     policy: &Policy,

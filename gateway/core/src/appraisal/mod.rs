@@ -340,13 +340,14 @@ fn appraise_log(
     judge.row(Check::Boot, mode, result);
 }
 
-/// Row 10: parse, replay, compare with every quoted PCR, and PCR 15 with this session.
+/// Row 10: parse, replay, compare with every quoted PCR, and PCR 15 with this session. Only a log
+/// that replayed is `Verified`; row 11 takes nothing else.
 fn replayed<'e>(
     evidence: &'e Evidence,
     boot_digest: &[u8; 32],
     facts: &Facts,
     quirks: &mut Vec<Quirk>,
-) -> Result<Log<'e>, Vec<Reason>> {
+) -> Result<Verified<Log<'e>>, Vec<Reason>> {
     let fail = |code, expected: String, found: String| {
         Reason::new(
             code,
@@ -421,7 +422,7 @@ fn replayed<'e>(
         ));
     }
     if reasons.is_empty() {
-        Ok(log)
+        Ok(Verified(log))
     } else {
         Err(reasons)
     }
