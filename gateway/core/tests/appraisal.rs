@@ -1,5 +1,6 @@
 //! The appraisal, row by row: each test changes exactly one thing of evidence that passes, and
-//! names the code. The unmodified evidence passes in the same call.
+//! names the code. The unmodified evidence passes in the same call. Long, because it is one table
+//! and is read beside `TABLE`.
 
 #![allow(clippy::unwrap_used)]
 
