@@ -24,6 +24,13 @@ pub const CLAIM_CHANGE_MS: u64 = 60_000;
 /// proven machine is no reason to fill the ledger either.
 pub const VERDICTS_REFUSED_MAX: u32 = 20;
 
+/// LDevIDs issued to one machine per hour: a machine under repair boots often, one in a boot loop
+/// must not keep the CA signing and the ledger growing.
+pub const ISSUES_PER_HOUR_MAX: usize = 30;
+
+/// The hour of [`ISSUES_PER_HOUR_MAX`].
+pub const ISSUE_BUDGET_MS: u64 = 3_600_000;
+
 /// Hardware addresses whose walk marks are remembered: four /22 of machines. The longest silent one
 /// makes room.
 pub const WALKERS_MAX: usize = 4_096;

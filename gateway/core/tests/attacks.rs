@@ -376,3 +376,21 @@ fn certificates_are_judged_by_the_clock_of_today_not_of_the_start() {
     };
     assert_eq!(rules.time, site.time);
 }
+
+/// A machine in a boot loop does not keep the CA signing; the budget counts over a restart.
+#[test]
+fn a_machine_in_a_loop_is_issued_no_more_than_its_hourly_budget() {
+    let node = node();
+    let mut site = Site::with(declared("m-1", ek_names(&node)), Preset::Standard);
+    let budget = gateway_core::limits::ISSUES_PER_HOUR_MAX as u64;
+    for conn in 0..budget {
+        let (status, result) = site.attempt(&node, conn, PEER);
+        assert_eq!(status, 200, "{}", result.code);
+        site.gateway.handle(site.now, Input::Closed(ConnId(conn)));
+    }
+    site.restart();
+    let (status, result) = site.attempt(&node, 1_000, PEER);
+    assert_eq!((status, result.code.as_str()), (403, "issue.budget"));
+    site.now.0 += gateway_core::limits::ISSUE_BUDGET_MS;
+    assert_eq!(site.attempt(&node, 1_001, PEER).0, 200);
+}

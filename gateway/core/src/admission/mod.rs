@@ -256,11 +256,12 @@ impl Admission {
         };
         let correlation = session.correlation.clone();
         let still = self.may_attest(&id).and_then(|()| {
-            if unchanged {
-                Ok(())
-            } else {
-                Err(rules_changed())
+            if !unchanged {
+                return Err(rules_changed());
             }
+            self.registry
+                .get(&id)
+                .map_or(Ok(()), |machine| machine.may_be_issued(now))
         });
         if let Err(reason) = still {
             let refusal = Refusal {

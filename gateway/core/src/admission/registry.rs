@@ -40,6 +40,8 @@ pub struct Machine {
     pub reasons: Vec<Reason>,
     /// Ledger sequence of its last record.
     pub last_seq: Option<u64>,
+    /// When its last certificates were issued, oldest first.
+    issued: VecDeque<UnixMillis>,
     /// Whether it was ever admitted: only then are its hardware addresses its own.
     admitted: bool,
     timeline: VecDeque<TimelineEntry>,
@@ -267,6 +269,12 @@ impl Registry {
                     certificate.profile, certificate.serial
                 );
                 self.note(id, seq, at, Some(Step::Issue), text, Vec::new());
+                if let Some(machine) = self.machines.get_mut(id) {
+                    if machine.issued.len() == limits::ISSUES_PER_HOUR_MAX {
+                        machine.issued.pop_front();
+                    }
+                    machine.issued.push_back(at);
+                }
                 self.replayed(
                     at,
                     id,
@@ -549,9 +557,32 @@ impl Machine {
             assurance: None,
             reasons: Vec::new(),
             last_seq: None,
+            issued: VecDeque::new(),
             admitted: false,
             timeline: VecDeque::new(),
         }
+    }
+
+    /// Whether another certificate fits its hourly budget.
+    ///
+    /// # Errors
+    /// `issue.budget`.
+    pub fn may_be_issued(&self, now: UnixMillis) -> Result<(), Reason> {
+        let since = now.0.saturating_sub(limits::ISSUE_BUDGET_MS);
+        let recent = self.issued.iter().filter(|at| at.0 > since).count();
+        if recent < limits::ISSUES_PER_HOUR_MAX {
+            return Ok(());
+        }
+        Err(Reason::new(
+            "issue.budget",
+            format!(
+                "fewer than {} certificates an hour",
+                limits::ISSUES_PER_HOUR_MAX
+            ),
+            format!("{recent} for machine {} in the last hour", self.id),
+            "gateway/core/src/limits.rs",
+            "look at its console: a machine that boots in a loop; cordon it meanwhile",
+        ))
     }
 
     /// What an administrator is shown; `boot` is the caller's to fill in.
