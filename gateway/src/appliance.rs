@@ -19,7 +19,7 @@ use crate::ca::{Ca, CaError, DeviceCa, Names, ServerNames};
 use crate::config::Config;
 
 /// Name of the seal in the store.
-const SEAL: &str = "appliance";
+pub(crate) const SEAL: &str = "appliance";
 /// Name of the update key until the owner takes it at claim.
 const UPDATE_KEY: &str = "update-key";
 /// First sealing epoch; raised by later releases, never lowered.

@@ -73,7 +73,7 @@ fn seal_opens_again_after_power_cuts_and_only_in_the_same_boot_state() {
         text.contains("PCR 7 (Secure Boot state) was 0000"),
         "{text}"
     );
-    assert!(text.contains("escrow"), "{text}");
+    assert!(text.contains("vestibule seal approve"), "{text}");
     assert!(
         !text.contains("PCR 4 ") && !text.contains("PCR 11 "),
         "{text}"

@@ -9,6 +9,7 @@ mod client;
 mod ledger;
 mod local;
 mod machine;
+mod seal;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -182,6 +183,9 @@ pub enum Command {
     /// The certificate authorities.
     #[command(subcommand)]
     Ca(CaCommand),
+    /// The seal on the CA keys.
+    #[command(subcommand)]
+    Seal(SealCommand),
     /// The configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -228,6 +232,34 @@ pub enum CaCommand {
         /// Folder.
         #[arg(long)]
         out: PathBuf,
+    },
+}
+
+/// `vestibule seal`
+#[derive(Debug, Subcommand)]
+pub enum SealCommand {
+    /// The boot state it opens in, and the one of this boot.
+    Show(ConfigArg),
+    /// Let it open in another boot state: a new image, other firmware. With the daemon stopped.
+    Approve {
+        /// Configuration.
+        #[command(flatten)]
+        config: ConfigArg,
+        /// The owner's update key, as `claim` wrote it.
+        #[arg(long)]
+        update_key: PathBuf,
+        /// Approve the state of this very boot.
+        #[arg(long, conflicts_with_all = ["pcr4", "pcr7", "pcr11"], required_unless_present_all = ["pcr4", "pcr7", "pcr11"])]
+        this_boot: bool,
+        /// Value of PCR 4 to come, 64 hex digits.
+        #[arg(long, requires_all = ["pcr7", "pcr11"])]
+        pcr4: Option<String>,
+        /// Value of PCR 7 to come.
+        #[arg(long)]
+        pcr7: Option<String>,
+        /// Value of PCR 11 to come.
+        #[arg(long)]
+        pcr11: Option<String>,
     },
 }
 
@@ -421,6 +453,21 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
             config,
             out: folder,
         }) => appliance::export(&out, &config.load()?, &folder),
+        Command::Seal(SealCommand::Show(config)) => seal::show(&out, &config.load()?),
+        Command::Seal(SealCommand::Approve {
+            config,
+            update_key,
+            this_boot: _,
+            pcr4,
+            pcr7,
+            pcr11,
+        }) => {
+            let state = match (pcr4, pcr7, pcr11) {
+                (Some(pcr4), Some(pcr7), Some(pcr11)) => Some([pcr4, pcr7, pcr11]),
+                _ => None,
+            };
+            seal::approve(&out, &config.load()?, &update_key, state)
+        }
         Command::Config(ConfigCommand::Check {
             config,
             without_images,

@@ -123,6 +123,8 @@ pub trait SealTpm: Send {
     /// [`TpmError::SealBroken`] names the PCR that changed, or the missing or foreign NV index;
     /// [`TpmError::ForeignObject`] means another TPM or a cleared one.
     fn unseal(&mut self, blob: &SealBlob) -> Result<Zeroizing<[u8; 32]>, TpmError>;
+    /// PCR 4, 7 and 11 of this boot.
+    fn boot_state(&mut self) -> Result<[[u8; 32]; 3], TpmError>;
     /// Random bytes of the TPM's generator.
     fn random(&mut self, count: usize) -> Result<Zeroizing<Vec<u8>>, TpmError>;
     /// Manufacturer, model, firmware.
@@ -356,6 +358,11 @@ impl SealTpm for ApplianceDevice {
         }
     }
 
+    fn boot_state(&mut self) -> Result<[[u8; 32]; 3], TpmError> {
+        <[[u8; 32]; 3]>::try_from(self.device.pcr_read(&SEAL_PCRS)?)
+            .map_err(|_| malformed("PCR values", "not three of them"))
+    }
+
     fn unseal(&mut self, blob: &SealBlob) -> Result<Zeroizing<[u8; 32]>, TpmError> {
         let opened = Opened::decode(blob)?;
         let now = self.device.pcr_read(&SEAL_PCRS)?;
@@ -586,8 +593,8 @@ fn changed_pcrs(blob: &SealBlob, now: &[[u8; 32]]) -> String {
         changed.join("; ")
     };
     format!(
-        "{what}. Boot the image and firmware settings it was sealed with: this release has no \
-         command to approve another state and no escrow ({HELP})"
+        "{what}. Boot the image and firmware settings it was sealed with; or, if this boot is the \
+         one you want, approve it with the owner's update key: vestibule seal approve ({HELP})"
     )
 }
 

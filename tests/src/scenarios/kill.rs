@@ -6,6 +6,7 @@
 //! dead. From the hello on, the kill comes as soon as the record is seen, while the exchange goes on.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use gateway_core::walk::{Step, WALK};
 
 use crate::pxe::Stage;
 use crate::report::Report;
-use crate::run::output;
+use crate::run::{attempt, output};
 use crate::sim::{Attested, Machine};
 use crate::site::{Options, Site};
 use crate::timeline::step_name;
@@ -242,7 +243,8 @@ fn approve(site: &Site, machine: &Machine) -> Result<()> {
 }
 
 /// With one PCR of the appliance extended the CA keys do not open: exit code 4, the PCR named, and
-/// what to do. After an honest power-on they open again.
+/// what to do. The owner's update key approves this boot, another key does not; and after an honest
+/// power-on the first state needs its own approval again.
 fn changed_pcr(site: &mut Site) -> Result<()> {
     site.stop()?;
     output(
@@ -254,11 +256,43 @@ fn changed_pcr(site: &mut Site) -> Result<()> {
     let (code, log) = site.serve_expecting_end()?;
     ensure!(code == Some(4), "exit code {code:?}: {log}");
     let lower = log.to_lowercase();
-    for word in ["pcr 11", "escrow"] {
+    for word in ["pcr 11", "seal approve"] {
         ensure!(lower.contains(word), "no {word:?} in: {log}");
     }
+    let approve = |site: &Site, key: &Path| {
+        let mut approve = site.local(&["seal", "approve", "--this-boot"]);
+        attempt(approve.arg("--update-key").arg(key), RECORD_LIMIT)
+    };
+    let other = site.run.dir().join("other-key.hex");
+    std::fs::write(&other, "11".repeat(32))?;
+    let (status, _, said) = approve(site, &other)?;
+    ensure!(
+        status.code() == Some(1),
+        "another update key: {status}: {said}"
+    );
+    ensure!(
+        site.serve_expecting_end()?.0 == Some(4),
+        "another key approved this boot"
+    );
+    let key = site.desk.files.join("update-key.hex");
+    let (status, _, said) = approve(site, &key)?;
+    ensure!(
+        status.success(),
+        "the owner's key does not approve: {status}: {said}"
+    );
+    site.serve().context("this boot is approved")?;
+    site.stop()?;
     site.tpm.power_cycle(&site.run)?;
     site.measure_boot()?;
+    ensure!(
+        site.serve_expecting_end()?.0 == Some(4),
+        "one state is approved at a time"
+    );
+    let (status, _, said) = approve(site, &key)?;
+    ensure!(
+        status.success(),
+        "back to the first state: {status}: {said}"
+    );
     site.serve().context("after an honest power-on")?;
     Ok(())
 }
