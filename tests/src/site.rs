@@ -363,18 +363,14 @@ impl Site {
         lines[from..].iter().map(|l| format!("    {l}\n")).collect()
     }
 
-    /// Every record in the lease journal on disk, whole frames or not: the payload of a frame is
-    /// one JSON text a line.
+    /// Every record in the lease journal on disk, whole frames or not.
     ///
     /// # Errors
     /// The file cannot be read.
     pub fn journal(&self) -> Result<Vec<JournalRecord>> {
         let path = self.state_dir().join(JOURNAL);
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(bytes
-            .split(|byte| *byte == b'\n')
-            .filter_map(json_in)
-            .collect())
+        Ok(records_in(&bytes))
     }
 
     /// `vestibule ledger verify` over the ledger on disk.
@@ -396,16 +392,24 @@ impl Site {
     }
 }
 
-/// The record in one line of the journal. A frame's header may hold a brace of its own (its bytes
-/// are lengths, sums and sequences), so every brace is tried.
-fn json_in(line: &[u8]) -> Option<JournalRecord> {
-    let braces = line.iter().enumerate().filter(|(_, byte)| **byte == b'{');
-    braces.into_iter().find_map(|(start, _)| {
-        serde_json::Deserializer::from_slice(&line[start..])
-            .into_iter::<JournalRecord>()
-            .next()?
-            .ok()
-    })
+/// The records in the bytes of a journal, in order. Between them lie line ends and the headers of
+/// frames, whose bytes (lengths, sums, sequences) may be braces too: every brace is tried.
+fn records_in(mut bytes: &[u8]) -> Vec<JournalRecord> {
+    let mut records = Vec::new();
+    while let Some(brace) = bytes.iter().position(|byte| *byte == b'{') {
+        bytes = &bytes[brace..];
+        let mut stream = serde_json::Deserializer::from_slice(bytes).into_iter::<JournalRecord>();
+        let found = stream.next();
+        let used = stream.byte_offset();
+        bytes = match found {
+            Some(Ok(record)) => {
+                records.push(record);
+                &bytes[used..]
+            }
+            _ => &bytes[1..],
+        };
+    }
+    records
 }
 
 fn config_text(dir: &Path, options: &Options) -> String {
@@ -550,13 +554,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_brace_in_a_frame_header_hides_no_record() {
-        let json = br#"{"kind":"mark","mac":"52:54:00:66:00:01","machine":null,"step":"boot","at":1,"detail":"x"}"#;
-        for header in [&b"R\x05\0"[..], b"R{\0{\0", b"{"] {
-            let line = [header, json].concat();
-            assert!(json_in(&line).is_some(), "{header:?}");
+    fn headers_between_records_hide_none() {
+        let json: &[u8] = br#"{"kind":"mark","mac":"52:54:00:66:00:01","machine":null,"step":"boot","at":1,"detail":"x"}"#;
+        for header in [&b"\n"[..], b"R\x05\0\n", b"v\x07R{\0{\0", b"{", b""] {
+            let bytes = [b"H{", json, header, json, header].concat();
+            assert_eq!(records_in(&bytes).len(), 2, "{header:?}");
         }
-        assert!(json_in(b"R{{{").is_none());
+        assert!(records_in(b"R{{{").is_empty());
     }
 
     #[test]
