@@ -653,7 +653,7 @@ mod tests {
             !text.contains("PCR 4") && !text.contains("PCR 11"),
             "{text}"
         );
-        assert!(text.contains("escrow"), "{text}");
+        assert!(text.contains("vestibule seal approve"), "{text}");
     }
 
     #[test]

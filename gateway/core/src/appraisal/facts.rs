@@ -302,20 +302,25 @@ impl Judge {
     }
 }
 
-/// The first reasons of a row and how many more there are: a record that a node can make larger
-/// than the ledger takes would stop the gateway.
+/// A row with many reasons keeps the first of each code and how many more there are: no code is lost,
+/// and a record that a node can make larger than the ledger takes would stop the gateway.
 fn bound(reasons: &mut Vec<Reason>) {
-    let Some(more) = reasons
-        .len()
-        .checked_sub(limits::REASONS_PER_ROW_MAX)
-        .filter(|more| *more > 0)
-    else {
+    if reasons.len() <= limits::REASONS_PER_ROW_MAX {
         return;
-    };
-    reasons.truncate(limits::REASONS_PER_ROW_MAX);
-    if let Some(last) = reasons.last_mut() {
-        last.found = format!("{}; {more} more of this check", last.found);
     }
+    let mut kept: Vec<(Reason, usize)> = Vec::new();
+    for reason in reasons.drain(..) {
+        match kept.iter_mut().find(|(first, _)| first.code == reason.code) {
+            Some((_, more)) => *more += 1,
+            None => kept.push((reason, 0)),
+        }
+    }
+    reasons.extend(kept.into_iter().map(|(mut reason, more)| {
+        if more > 0 {
+            reason.found = format!("{}; {more} more of this code", reason.found);
+        }
+        reason
+    }));
 }
 
 /// Everything passed for a bound machine: the only thing a certificate is issued for, and only as

@@ -1,8 +1,9 @@
 //! Ledger append against a bare append and fdatasync of the same rows, interleaved.
 //!
-//! `cargo test --release -p store --test rate -- --ignored --nocapture`
+//! `cargo bench -p store --bench rate`
 #![allow(clippy::unwrap_used)]
 
+#[path = "../tests/common/mod.rs"]
 mod common;
 
 use std::fs::OpenOptions;
@@ -17,9 +18,7 @@ const COMMITS: u64 = 200;
 const ROWS: u64 = 32;
 const ROW_BYTES: usize = 256;
 
-#[test]
-#[ignore = "a measurement: run alone, in release"]
-fn ledger_append_is_at_least_four_fifths_of_raw() {
+fn main() {
     let infra = Infra::new();
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
