@@ -6,7 +6,7 @@ use gateway_core::appraisal::eventlog::Log;
 use gateway_core::appraisal::events::{Markers, Variable};
 use gateway_core::appraisal::x509::Cert;
 use gateway_core::appraisal::{
-    Binding, EkDirectory, EkRoots, HelloContext, TimeTrust, appraise_hello, ek,
+    Binding, DevIdRules, EkDirectory, EkRoots, HelloContext, TimeTrust, appraise_hello, ek,
 };
 use gateway_core::identity::EkName;
 use gateway_core::policy::{Policy, Preset};
@@ -142,6 +142,7 @@ pub fn hello(body: &[u8]) {
             bindings: &Stranger,
             ek_roots: &EkRoots::default(),
             time: TimeTrust::None,
+            devid: DevIdRules::default(),
         },
     );
     match judged {
