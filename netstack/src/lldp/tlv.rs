@@ -18,6 +18,8 @@ const TLVS_MAX: usize = 128;
 const TAGS_MAX: usize = 2;
 /// A TLV's length field has nine bits.
 const TLV_LEN_MAX: usize = 511;
+/// Longest LLDPDU sent: what an untagged 802.3 frame carries.
+const LLDPDU_LEN_MAX: usize = 1500;
 /// 802.1AB limits its own texts to this.
 const TEXT_LEN_MAX: usize = 255;
 
@@ -533,11 +535,17 @@ impl Lldpdu {
     }
 
     /// The octets of the LLDPDU, End TLV included. Texts and values over the standard's maxima are
-    /// cut; notes are not sent.
+    /// cut; an optional TLV that does not fit one frame any more is left out (the mandatory ones
+    /// always fit); notes are not sent.
     pub fn encode(&self) -> Vec<u8> {
+        /// The End TLV, which must still fit.
+        const END_LEN: usize = 2;
         let mut out = Vec::with_capacity(256);
         let mut put = |kind: u8, value: &[u8]| {
             let value = &value[..value.len().min(TLV_LEN_MAX)];
+            if kind != kind::END && out.len() + 2 + value.len() + END_LEN > LLDPDU_LEN_MAX {
+                return;
+            }
             out.extend_from_slice(&(u16::from(kind) << 9 | value.len() as u16).to_be_bytes());
             out.extend_from_slice(value);
         };

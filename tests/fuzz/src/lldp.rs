@@ -27,6 +27,7 @@ pub fn frame(data: &[u8]) {
     // Who it is must survive our own encoder; texts that are no UTF-8 need not.
     let (chassis, port) = (frame.lldpdu.chassis.clone(), frame.lldpdu.port.clone());
     let announced = Frame::announce(MacAddr([2, 0, 0, 0, 0, 1]), frame.lldpdu).encode();
+    assert!(announced.len() <= 1514, "longer than an Ethernet frame");
     let read = Frame::parse(&announced).expect("our own frame");
     assert_eq!((read.lldpdu.chassis, read.lldpdu.port), (chassis, port));
     table.handle_timeout(u64::MAX);

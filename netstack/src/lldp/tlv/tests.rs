@@ -290,6 +290,25 @@ fn encoding_cuts_what_the_standard_forbids() {
     );
 }
 
+#[test]
+fn encoding_never_exceeds_one_frame() {
+    let mut pdu = full();
+    pdu.reserved = (0..40).map(|_| (9, vec![0; 100])).collect();
+    pdu.reserved.push((10, vec![7]));
+    let bytes = Frame::announce(SWITCH, pdu.clone()).encode();
+    assert!(bytes.len() <= 14 + 1500, "{} bytes", bytes.len());
+    let read = Frame::parse(&bytes).unwrap().lldpdu;
+    assert!(read.notes.is_empty(), "{:?}", read.notes);
+    assert_eq!((&read.chassis, &read.port), (&pdu.chassis, &pdu.port));
+    let kept = read.reserved.len();
+    assert!((10..40).contains(&kept), "{kept} TLVs kept");
+    assert_eq!(
+        read.reserved[kept - 1],
+        (10, vec![7]),
+        "a short one still fits"
+    );
+}
+
 proptest::proptest! {
     #[test]
     fn never_panics(bytes: Vec<u8>, cuts in proptest::collection::vec((0usize..400, 0u8..), 0..10)) {
