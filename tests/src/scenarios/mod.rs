@@ -104,7 +104,7 @@ pub fn find(name: &str) -> Option<&'static Scenario> {
 pub fn run(scenario: &'static Scenario) -> bool {
     println!("scenario {}: {}", scenario.name, scenario.what);
     let report = Report::new(scenario.name);
-    let watchdog = Watchdog::start(scenario);
+    let watchdog = Watchdog::start(scenario.name, scenario.limit_secs);
     let started = Instant::now();
     match std::panic::catch_unwind(AssertUnwindSafe(|| (scenario.run)(&report))) {
         Ok(Ok(())) => {}
@@ -134,14 +134,14 @@ pub fn run(scenario: &'static Scenario) -> bool {
 }
 
 /// Ends the whole program when a scenario takes too long: a stuck socket must not hold a CI run.
-struct Watchdog(Arc<AtomicBool>);
+pub(crate) struct Watchdog(Arc<AtomicBool>);
 
 impl Watchdog {
-    fn start(scenario: &'static Scenario) -> Self {
+    pub(crate) fn start(name: &'static str, limit_secs: u64) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&done);
         std::thread::spawn(move || {
-            let deadline = Instant::now() + Duration::from_secs(scenario.limit_secs);
+            let deadline = Instant::now() + Duration::from_secs(limit_secs);
             while Instant::now() < deadline {
                 if seen.load(Ordering::Relaxed) {
                     return;
@@ -149,10 +149,7 @@ impl Watchdog {
                 std::thread::sleep(Duration::from_millis(200));
             }
             if !seen.load(Ordering::Relaxed) {
-                println!(
-                    "FAIL {}: scenario: over its limit of {} s",
-                    scenario.name, scenario.limit_secs
-                );
+                println!("FAIL {name}: scenario: over its limit of {limit_secs} s");
                 crate::run::clear_own();
                 std::process::exit(1);
             }

@@ -27,7 +27,9 @@ usage: cargo xtask COMMAND
                        of each stage and one line of counts (default: all stages)
   lab list             the scenarios of the lab
   lab run NAME..       run scenarios; each prints PASS or FAIL and why
-  bench NAME           one benchmark of the lab, release build
+  bench [NAME [--rounds N]]
+                       one benchmark against its peers, release build; writes target/bench/NAME.json
+                       (without a name: the list)
   packages             what would be installed, and why
 
 Each command installs what is missing on Debian 12 or 13 and says so.";
@@ -56,7 +58,10 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
             )?)
         }
         ["lab", "run", names @ ..] if !names.is_empty() => lab("run", names, Profile::Dev),
-        ["bench", name] => lab("bench", &[name], Profile::Release),
+        ["bench", rest @ ..] => {
+            packages::install(packages::Need::Bench)?;
+            lab("bench", rest, Profile::Release)
+        }
         ["test", names @ ..] => stages::test(names),
         ["packages"] => {
             packages::print();

@@ -15,6 +15,8 @@ pub enum Need {
     Lab,
     /// To run every test.
     Test,
+    /// To run the benchmarks: the peers.
+    Bench,
 }
 
 /// Package, need, reason.
@@ -87,6 +89,21 @@ const PACKAGES: &[(&str, Need, &str)] = &[
         "a private place for the tools that check the Yocto layer",
     ),
     ("systemd", Need::Test, "judges the daemon's unit file"),
+    (
+        "dnsmasq-base",
+        Need::Bench,
+        "the DHCP and TFTP server most sites have",
+    ),
+    (
+        "kea-dhcp4-server",
+        Need::Bench,
+        "the DHCP server of large sites",
+    ),
+    (
+        "nginx-light",
+        Need::Bench,
+        "the HTTPS server most sites have",
+    ),
 ];
 
 /// Installs what is missing for `need` and everything below it. Says what it does.
@@ -126,14 +143,55 @@ pub fn install(need: Need) -> Result<()> {
     ];
     words.extend(missing.iter().map(|(name, _, _)| *name));
     let install = exec::as_root(&words);
+    let quiet = NoServices::ask(need)?;
     let outcome = exec::Run::new(&install[0], &install[1..])
         .limit_secs(1800)
-        .collect()?;
+        .collect();
+    drop(quiet);
+    let outcome = outcome?;
     if !outcome.ok() {
         print_tail(&outcome.lines);
         bail!("apt-get install: {}", outcome.describe());
     }
     println!("xtask: installed in {:.0} s", outcome.secs);
+    Ok(())
+}
+
+/// While it lives, packages do not start their services: a peer is measured in a namespace of its
+/// own, and a DHCP server must not come up on this machine's network (Debian Policy 9.3.3.2,
+/// `policy-rc.d`).
+struct NoServices;
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoServices {
+    /// Only the peers are servers. A policy that is there already is the owner's and stays.
+    fn ask(need: Need) -> Result<Option<Self>> {
+        if need != Need::Bench || std::path::Path::new(POLICY).exists() {
+            return Ok(None);
+        }
+        let script = format!("printf '#!/bin/sh\\nexit 101\\n' > {POLICY} && chmod 755 {POLICY}");
+        run_as_root(&["sh", "-c", &script])?;
+        Ok(Some(Self))
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if let Err(error) = run_as_root(&["rm", "-f", POLICY]) {
+            eprintln!("xtask: remove {POLICY} by hand: {error:#}");
+        }
+    }
+}
+
+fn run_as_root(words: &[&str]) -> Result<()> {
+    let words = exec::as_root(words);
+    let outcome = exec::Run::new(&words[0], &words[1..])
+        .limit_secs(60)
+        .collect()?;
+    if !outcome.ok() {
+        bail!("{}: {}", words.join(" "), outcome.describe());
+    }
     Ok(())
 }
 
@@ -144,6 +202,7 @@ pub fn print() {
             Need::Build => "build",
             Need::Lab => "lab",
             Need::Test => "test",
+            Need::Bench => "bench",
         };
         let state = if installed(name) {
             "present"
