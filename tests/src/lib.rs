@@ -9,6 +9,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod dhcp_load;
 pub mod event_log;
 pub mod exchange;
 pub mod forward;
@@ -24,4 +25,5 @@ pub mod site;
 pub mod switch;
 pub mod swtpm;
 pub mod timeline;
+pub mod udp_path;
 pub mod vm;

@@ -7,6 +7,7 @@
 //! measured boot, not in development mode.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -45,6 +46,10 @@ pub struct Options {
     pub devid_kind: &'static str,
     /// Version of the UKI that is built.
     pub version: u64,
+    /// Prefix length of the provisioning segment, as the daemon is told.
+    pub prefix: u8,
+    /// First and last address handed out.
+    pub pool: (Ipv4Addr, Ipv4Addr),
 }
 
 impl Default for Options {
@@ -54,6 +59,8 @@ impl Default for Options {
             devid_auth: "none",
             devid_kind: "any",
             version: 1,
+            prefix: 24,
+            pool: POOL,
         }
     }
 }
@@ -149,6 +156,17 @@ impl Site {
     /// The file cannot be written.
     pub fn declare(&self, text: &str) -> Result<()> {
         Ok(fs::write(self.run.dir().join("inventory.toml"), text)?)
+    }
+
+    /// Pid of the running daemon.
+    ///
+    /// # Errors
+    /// None was started.
+    pub fn pid(&self) -> Result<u32> {
+        self.daemon
+            .as_ref()
+            .map(Process::pid)
+            .context("no daemon was started")
     }
 
     /// Processor seconds that the daemon has used since its start.
@@ -421,7 +439,7 @@ name = "lab"
 state_dir = "{dir}/state"
 [provisioning]
 interface = "prov0"
-address = "{GATEWAY_ADDR}/24"
+address = "{GATEWAY_ADDR}/{prefix}"
 lease_secs = 3600
 [provisioning.pool]
 start = "{pool_start}"
@@ -446,8 +464,9 @@ auth = "{auth}"
 format = "json"
 filter = "info"
 "#,
-        pool_start = POOL.0,
-        pool_end = POOL.1,
+        prefix = options.prefix,
+        pool_start = options.pool.0,
+        pool_end = options.pool.1,
         preset = options.preset,
         kind = options.devid_kind,
         auth = options.devid_auth,

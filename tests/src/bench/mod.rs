@@ -6,6 +6,8 @@
 //! medians with their range. A peer that is missing or a wrong answer fails the run; no figure of
 //! a peer is kept from one run to the next.
 
+mod dhcp;
+mod footprint;
 mod peer;
 mod row;
 mod usage;
@@ -37,7 +39,20 @@ pub struct Bench {
 }
 
 /// All of them.
-pub const ALL: &[Bench] = &[];
+pub const ALL: &[Bench] = &[
+    Bench {
+        name: "dhcp",
+        what: "full exchanges of relayed UEFI clients against dnsmasq and Kea",
+        limit_secs: 900,
+        run: dhcp::run,
+    },
+    Bench {
+        name: "footprint",
+        what: "memory, size and start, beside dnsmasq and nginx at rest",
+        limit_secs: 600,
+        run: footprint::run,
+    },
+];
 
 /// Finds a benchmark by name.
 pub fn find(name: &str) -> Option<&'static Bench> {

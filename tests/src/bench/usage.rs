@@ -10,26 +10,26 @@ use nix::unistd::Pid;
 /// Ticks of `/proc/PID/stat` per second: USER_HZ is 100 on every Linux this runs on (proc(5)).
 const TICKS_PER_SEC: f64 = 100.0;
 
-/// Processor seconds, user and system, that a process and its descendants have used: every thread,
+/// Processor time, user and system, that a process and its descendants have used: every thread,
 /// ended ones too, to the nanosecond (clock_getcpuclockid(3)), and what children took that have
 /// ended and were waited for, in ticks.
 ///
 /// # Errors
 /// There is no such process.
-pub fn cpu_of(pid: u32) -> Result<f64> {
+pub fn cpu_of(pid: u32) -> Result<Duration> {
     let own = cpu_of_one(pid)?;
     // A descendant that ends between the look and the question is counted by its parent next time.
-    let below: f64 = descendants(pid)
+    let below: Duration = descendants(pid)
         .into_iter()
         .filter_map(|child| cpu_of_one(child).ok())
         .sum();
     Ok(own + below)
 }
 
-fn cpu_of_one(pid: u32) -> Result<f64> {
+fn cpu_of_one(pid: u32) -> Result<Duration> {
     let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed()))
         .with_context(|| format!("no process {pid}"))?;
-    let own = Duration::from(clock_gettime(clock)?).as_secs_f64();
+    let own = Duration::from(clock_gettime(clock)?);
     // proc(5): fields 16 and 17, cutime and cstime; 13 and 14 after the state.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let reaped: f64 = stat
@@ -39,7 +39,7 @@ fn cpu_of_one(pid: u32) -> Result<f64> {
         .flatten()
         .filter_map(|field| field.parse::<f64>().ok())
         .sum();
-    Ok(own + reaped / TICKS_PER_SEC)
+    Ok(own + Duration::from_secs_f64(reaped / TICKS_PER_SEC))
 }
 
 /// Resident memory now, in KiB, of a process and its descendants (proc(5) `VmRSS`; pages that they
@@ -122,7 +122,10 @@ mod tests {
             .unwrap();
         child.wait().unwrap();
         let after = cpu_of(std::process::id()).unwrap();
-        assert!(after - before > 0.02, "{before} to {after}");
+        assert!(
+            after - before > Duration::from_millis(20),
+            "{before:?} to {after:?}"
+        );
     }
 
     #[test]

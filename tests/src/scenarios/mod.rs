@@ -1,6 +1,7 @@
 //! The scenarios: each proves one thing of the walk against the running daemon, says PASS or FAIL
 //! for every check, and is bounded.
 
+pub mod dhcp_storm;
 pub mod firmware;
 pub mod interop;
 pub mod kill;
@@ -62,6 +63,12 @@ pub const ALL: &[Scenario] = &[
         what: "50 simulated machines at once, DISCOVER to LDevID; p50 and p99 of each step",
         limit_secs: 600,
         run: storm::run,
+    },
+    Scenario {
+        name: "dhcp-storm",
+        what: "640 DHCP clients at once over a bad path; 10,000 made-up ones beside good ones",
+        limit_secs: 300,
+        run: dhcp_storm::run,
     },
     Scenario {
         name: "interop",
