@@ -1,4 +1,5 @@
-//! Protocol cores of the provisioning segment: DHCPv4 server, TFTP sender, LLDP receiver.
+//! Protocol cores of the provisioning segment: DHCPv4 and DHCPv6 server, Router Advertisements, TFTP
+//! sender, LLDP receiver.
 //!
 //! Bytes and the time come in as arguments; bytes to send, state changes and typed refusals come
 //! out as values. No socket, clock, thread, random source or file: the same inputs always give the
@@ -8,11 +9,15 @@
 #![forbid(unsafe_code)]
 
 pub mod dhcp;
+pub mod dhcp6;
 pub mod lldp;
+pub mod ra;
 pub mod tftp;
 
 mod explain;
 mod mac;
+mod prefix6;
 
 pub use explain::Explanation;
 pub use mac::{MacAddr, MacAddrError};
+pub use prefix6::Ipv6Prefix;
