@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
 use hw::nic::{
-    LldpSocket, NicError, RawUdp, bind_to_device, configure_ipv4, interfaces, link_up,
-    wait_for_carrier,
+    Icmp6Socket, LldpSocket, NicError, RawUdp, Received, bind_to_device, configure_ipv4,
+    hardware_address, index_of, interfaces, link_up, wait_for_carrier,
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -198,4 +198,75 @@ fn rejects_interfaces_that_are_not_there() {
     ));
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     assert!(bind_to_device(&socket, "nowhere0").is_err());
+}
+
+/// One received message, within three seconds.
+fn icmp6_within(socket: &Icmp6Socket, buffer: &mut [u8]) -> Received {
+    let deadline = std::time::Instant::now() + WAIT;
+    loop {
+        match socket.receive(buffer) {
+            Ok(received) => return received,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(e) => panic!("{e}"),
+        }
+        assert!(std::time::Instant::now() < deadline, "nothing came");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_router_solicitation_is_heard_with_source_and_hop_limit() {
+    if !namespace() {
+        return;
+    }
+    if !std::path::Path::new("/proc/sys/net/ipv6").exists() {
+        println!("SKIP this kernel has no IPv6");
+        return;
+    }
+    plug_in();
+    for (end, address) in [("sw", "fe80::1/64"), ("node", "fe80::2/64")] {
+        assert!(ip(&format!("-6 addr add {address} dev {end} nodad")));
+    }
+    let (sw, node) = (
+        Icmp6Socket::open("sw").unwrap(),
+        Icmp6Socket::open("node").unwrap(),
+    );
+    let solicitation = [133, 0, 0, 0, 0, 0, 0, 0];
+    let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+    // Another type is kept from us by the kernel; the solicitation behind it comes first.
+    node.send(
+        &[134, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        all_routers,
+    )
+    .unwrap();
+    node.send(&solicitation, all_routers).unwrap();
+    let mut buffer = [0; 64];
+    let received = icmp6_within(&sw, &mut buffer);
+    assert_eq!((received.len, received.hop_limit), (8, 255));
+    assert!(
+        received.source.is_unicast_link_local(),
+        "{}",
+        received.source
+    );
+    assert_eq!(buffer[..2], [133, 0]);
+    assert_ne!(buffer[2..4], [0, 0], "the kernel fills the checksum");
+    // Back to who asked.
+    sw.send(&solicitation, received.source).unwrap();
+    assert_eq!(icmp6_within(&node, &mut buffer).hop_limit, 255);
+}
+
+#[test]
+fn rejects_interfaces_that_are_not_there_for_ipv6() {
+    assert!(matches!(
+        Icmp6Socket::open("not-there"),
+        Err(NicError::Missing { .. })
+    ));
+    assert!(matches!(
+        index_of("not-there"),
+        Err(NicError::Missing { .. })
+    ));
+    assert!(matches!(
+        hardware_address("not-there"),
+        Err(NicError::Missing { .. })
+    ));
 }

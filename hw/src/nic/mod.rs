@@ -5,6 +5,7 @@
 //! is decided in `netstack`.
 
 mod config;
+mod icmp6;
 mod lldp;
 mod packet;
 mod udp;
@@ -14,6 +15,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 pub use config::{configure_ipv4, link_up, wait_for_carrier};
+pub use icmp6::{Icmp6Socket, Received};
 pub use lldp::{Frame, LldpSocket};
 pub use udp::RawUdp;
 
@@ -125,8 +127,24 @@ pub fn bind_to_device(socket: &impl AsFd, ifname: &str) -> Result<(), NicError> 
     })
 }
 
-/// Kernel index of an interface.
-fn index_of(ifname: &str) -> Result<u32, NicError> {
+/// Hardware address of an interface.
+///
+/// # Errors
+/// [`NicError::Missing`], also for an interface without one.
+pub fn hardware_address(ifname: &str) -> Result<[u8; 6], NicError> {
+    let mut all = interfaces().into_iter();
+    let found = all.find(|interface| interface.name == ifname);
+    let mac = found.and_then(|interface| interface.mac);
+    mac.ok_or_else(|| NicError::Missing {
+        ifname: ifname.to_owned(),
+    })
+}
+
+/// Kernel index of an interface: the scope of its link-local addresses.
+///
+/// # Errors
+/// [`NicError::Missing`].
+pub fn index_of(ifname: &str) -> Result<u32, NicError> {
     nix::net::if_::if_nametoindex(ifname).map_err(|_| NicError::Missing {
         ifname: ifname.to_owned(),
     })

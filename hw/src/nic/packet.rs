@@ -100,7 +100,8 @@ pub(super) fn attach_filter(fd: &OwnedFd, program: &[libc::sock_filter]) -> io::
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
 }
 
-fn set_option<T>(fd: &OwnedFd, level: i32, option: i32, value: &T) -> io::Result<()> {
+/// `setsockopt` with a plain value; `T` is the type that the option takes.
+pub(super) fn set_option<T>(fd: &OwnedFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     // SAFETY: the pointer is to a live T and the length is its size; the kernel only reads it.
     let result = unsafe {
         libc::setsockopt(
