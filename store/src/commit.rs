@@ -343,7 +343,7 @@ impl Worker {
 
     fn apply(&mut self, group: &[Job]) -> Result<(), StoreError> {
         self.views.apply(
-            self.journal.take_newest().iter(),
+            &self.journal.take_newest(),
             group
                 .iter()
                 .flat_map(|job| job.machines.iter().map(|(id, json)| (id, json.as_deref()))),

@@ -9,12 +9,12 @@
 //! record; `R` is one group commit, the sequence being that of its first record.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gateway_core::identity::MacAddr;
-use gateway_core::record::{JournalRecord, LeaseRecord, Mark};
+use gateway_core::record::{JournalRecord, Lease6Record, LeaseRecord, Mark};
 use gateway_core::walk::Step;
 
 use crate::error::StoreError;
@@ -29,7 +29,10 @@ const MARKS_MAX: usize = 32 * 1024;
 /// Records in one snapshot frame.
 const SNAPSHOT_RECORDS: usize = 1024;
 
-const VERSION: &str = "vestibule lease journal 1";
+const VERSION: &str = "vestibule lease journal 2";
+/// Before DHCPv6 leases. Read as it is, and migrated at the start by writing the state anew, since a
+/// daemon of that time must not meet a record it does not know behind its own header.
+const VERSION_1: &str = "vestibule lease journal 1";
 const HEADER: u8 = b'H';
 const SNAPSHOT: u8 = b'S';
 const RECORDS: u8 = b'R';
@@ -39,18 +42,39 @@ const RECORDS: u8 = b'R';
 pub struct Recovered {
     /// Last state of each address, in order of address.
     pub leases: Vec<LeaseRecord>,
+    /// The same of DHCPv6.
+    pub leases6: Vec<Lease6Record>,
     /// Last mark of each hardware address and step, oldest first.
     pub marks: Vec<Mark>,
     /// Bytes of an interrupted write that were cut from the end of the file.
     pub cut_bytes: u64,
 }
 
+/// Leases of one commit or of a whole journal, for the views.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    pub v4: Vec<LeaseRecord>,
+    pub v6: Vec<Lease6Record>,
+}
+
+impl Recovered {
+    pub(crate) fn all_leases(&self) -> Leases {
+        Leases {
+            v4: self.leases.clone(),
+            v6: self.leases6.clone(),
+        }
+    }
+}
+
 /// Leases and marks as of the last record.
 #[derive(Debug, Default)]
 struct State {
     leases: BTreeMap<Ipv4Addr, LeaseRecord>,
+    leases6: BTreeMap<Ipv6Addr, Lease6Record>,
     marks: HashMap<(MacAddr, Step), Mark>,
     next_seq: u64,
+    /// The header was [`VERSION_1`].
+    old: bool,
 }
 
 impl State {
@@ -58,6 +82,9 @@ impl State {
         match record {
             JournalRecord::Lease(lease) => {
                 self.leases.insert(lease.addr, lease);
+            }
+            JournalRecord::Lease6(lease) => {
+                self.leases6.insert(lease.addr, lease);
             }
             JournalRecord::Mark(mark) => {
                 self.marks.insert((mark.mac, mark.step), mark);
@@ -78,7 +105,9 @@ impl State {
             self.marks.remove(&(old.mac, old.step));
         }
         let leases = self.leases.values().cloned().map(JournalRecord::Lease);
+        let leases6 = self.leases6.values().cloned().map(JournalRecord::Lease6);
         leases
+            .chain(leases6)
             .chain(marks.into_iter().map(JournalRecord::Mark))
             .collect()
     }
@@ -91,8 +120,9 @@ impl State {
         let seq = u64::from_le_bytes(seq);
         let text = std::str::from_utf8(text).map_err(|e| e.to_string())?;
         match (head[0], first) {
-            (HEADER, true) if text == VERSION => {
+            (HEADER, true) if text == VERSION || text == VERSION_1 => {
                 self.next_seq = seq;
+                self.old = text == VERSION_1;
                 Ok(())
             }
             (HEADER, true) => Err(format!("expected {VERSION:?}, found {text:?}")),
@@ -170,6 +200,7 @@ pub(crate) fn inspect(path: &Path) -> Result<(Recovered, u64), StoreError> {
     let read = read(path, &bytes)?;
     let recovered = Recovered {
         leases: read.state.leases.values().cloned().collect(),
+        leases6: read.state.leases6.values().cloned().collect(),
         marks: read.state.marks(),
         cut_bytes: read.torn_bytes,
     };
@@ -185,7 +216,7 @@ pub(crate) struct Journal {
     state: State,
     compact_above: u64,
     cut_bytes: u64,
-    newest: Vec<LeaseRecord>,
+    newest: Leases,
 }
 
 impl Journal {
@@ -212,7 +243,7 @@ impl Journal {
                     state: found.state,
                     compact_above: COMPACT_MIN_BYTES,
                     cut_bytes,
-                    newest: Vec::new(),
+                    newest: Leases::default(),
                 }
             }
             other => {
@@ -236,10 +267,14 @@ impl Journal {
                     },
                     compact_above: COMPACT_MIN_BYTES,
                     cut_bytes,
-                    newest: Vec::new(),
+                    newest: Leases::default(),
                 }
             }
         };
+        if journal.state.old {
+            journal.compact()?;
+            journal.state.old = false;
+        }
         journal.compact_if_large()?;
         Ok(journal)
     }
@@ -247,6 +282,7 @@ impl Journal {
     pub(crate) fn recovered(&self) -> Recovered {
         Recovered {
             leases: self.state.leases.values().cloned().collect(),
+            leases6: self.state.leases6.values().cloned().collect(),
             marks: self.state.marks(),
             cut_bytes: self.cut_bytes,
         }
@@ -268,10 +304,12 @@ impl Journal {
         frame::encode(&payload, self.offset, &mut bytes);
         file::append_durably(&mut *self.file, &self.path, &bytes)?;
         self.offset += bytes.len() as u64;
-        self.newest.clear();
+        self.newest = Leases::default();
         for (_, record) in records {
-            if let JournalRecord::Lease(lease) = &record {
-                self.newest.push(lease.clone());
+            match &record {
+                JournalRecord::Lease(lease) => self.newest.v4.push(lease.clone()),
+                JournalRecord::Lease6(lease) => self.newest.v6.push(lease.clone()),
+                JournalRecord::Mark(_) => {}
             }
             self.state.apply(record);
             self.state.next_seq += 1;
@@ -280,7 +318,7 @@ impl Journal {
     }
 
     /// Leases of the last commit, for the view; taken once.
-    pub(crate) fn take_newest(&mut self) -> Vec<LeaseRecord> {
+    pub(crate) fn take_newest(&mut self) -> Leases {
         std::mem::take(&mut self.newest)
     }
 
@@ -458,6 +496,78 @@ mod tests {
         assert_eq!(again.recovered().marks, before.marks);
         assert_eq!(again.recovered().leases.len(), 2);
         assert!(!path.with_extension("new").exists());
+    }
+
+    fn lease6(last: u8, state: &str) -> JournalRecord {
+        JournalRecord::Lease6(Lease6Record {
+            addr: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(last)),
+            duid: format!("0003{last:02x}"),
+            iaid: 1,
+            mac: None,
+            state: state.into(),
+            expires: UnixMillis(u64::from(last)),
+        })
+    }
+
+    #[test]
+    fn leases_of_both_families_come_back_and_survive_compaction() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leases.vjl");
+        let mut journal = open(&path);
+        let records = [lease(1, "bound"), lease6(1, "bound"), lease6(2, "bound")];
+        journal.commit(encoded(&records)).unwrap();
+        journal.commit(encoded(&[lease6(1, "released")])).unwrap();
+        assert_eq!(journal.take_newest().v6.len(), 1);
+        let before = open(&path).recovered();
+        let states: Vec<_> = before.leases6.iter().map(|l| l.state.as_str()).collect();
+        assert_eq!(
+            (states, before.leases.len()),
+            (vec!["released", "bound"], 1)
+        );
+        journal.compact().unwrap();
+        assert_eq!(open(&path).recovered(), before);
+    }
+
+    #[test]
+    fn a_journal_of_version_1_is_migrated_at_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leases.vjl");
+        let mut old = Vec::new();
+        frame::encode(&payload(HEADER, 41, VERSION_1), 0, &mut old);
+        let lines = encoded(&[lease(7, "bound"), mark(1, Step::Boot, 3)]);
+        let lines = format!("{}\n{}", lines[0].0, lines[1].0);
+        let at = old.len() as u64;
+        frame::encode(&payload(RECORDS, 41, &lines), at, &mut old);
+        std::fs::write(&path, &old).unwrap();
+        let (seen, next) = inspect(&path).unwrap();
+        assert_eq!((seen.leases.len(), seen.marks.len(), next), (1, 1, 43));
+        assert_eq!(std::fs::read(&path).unwrap(), old, "a look changes nothing");
+
+        let mut journal = open(&path);
+        assert_eq!((journal.next_seq(), journal.recovered()), (43, seen));
+        let new = std::fs::read(&path).unwrap();
+        let header = &new[frame::HEADER_BYTES + 9..];
+        assert!(
+            header.starts_with(VERSION.as_bytes()),
+            "an old daemon refuses it whole"
+        );
+        journal.commit(encoded(&[lease6(1, "bound")])).unwrap();
+        assert_eq!(open(&path).recovered().leases6.len(), 1);
+    }
+
+    #[test]
+    fn rejects_a_journal_of_a_version_to_come() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leases.vjl");
+        let mut bytes = Vec::new();
+        let header = payload(HEADER, 1, "vestibule lease journal 3");
+        frame::encode(&header, 0, &mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        let refused = Journal::open(Arc::new(RealDisk), &path).err().unwrap();
+        assert!(
+            matches!(refused, StoreError::CorruptJournal { offset: 0, .. }),
+            "{refused:?}"
+        );
     }
 
     #[test]

@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gateway_core::identity::MachineId;
-use gateway_core::record::LeaseRecord;
+use gateway_core::record::{Lease6Record, LeaseRecord};
 use zeroize::Zeroizing;
 
 pub use commit::{Batch, CommitError, Committed, Committer, Done};
@@ -129,7 +129,7 @@ impl Store {
         }
         let recovered = journal.recovered();
         if applied < found {
-            views.reset_leases(&recovered.leases, found)?;
+            views.reset_leases(&recovered.all_leases(), found)?;
         }
         if recovered.cut_bytes > 0 {
             tracing::warn!(
@@ -350,6 +350,14 @@ impl Store {
     /// The database cannot be read.
     pub fn leases(&self) -> Result<Vec<LeaseRecord>, StoreError> {
         self.inner.views.leases()
+    }
+
+    /// The view of DHCPv6 leases as of the last commit.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn leases6(&self) -> Result<Vec<Lease6Record>, StoreError> {
+        self.inner.views.leases6()
     }
 }
 

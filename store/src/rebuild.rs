@@ -19,7 +19,7 @@ use crate::{DATABASE_DIR, INFRA_CA, JOURNAL_FILE, LEDGER_DIR, file, lock};
 pub struct CheckReport {
     /// The ledger, when it verifies.
     pub ledger: Option<Report>,
-    /// Leases in the journal.
+    /// Leases in the journal, of both families.
     pub leases: usize,
     /// Walk marks in the journal.
     pub marks: usize,
@@ -143,7 +143,7 @@ pub fn check(dir: &Path, infra_ca_der: Option<&[u8]>) -> Result<CheckReport, Sto
     Ok(CheckReport {
         torn_bytes: recovered.cut_bytes + ledger.as_ref().map_or(0, |l| l.torn_bytes),
         ledger,
-        leases: recovered.leases.len(),
+        leases: recovered.leases.len() + recovered.leases6.len(),
         marks: recovered.marks.len(),
         seals,
         secrets,
@@ -201,7 +201,7 @@ pub fn rebuild(dir: &Path, infra_ca_der: Option<&[u8]>) -> Result<RebuildReport,
         .map(|(tree, name, value)| (*tree, name.as_str(), value.as_slice()))
         .collect();
     new.apply(
-        recovered.leases.iter(),
+        &recovered.all_leases(),
         std::iter::empty(),
         entries,
         next_seq - 1,
@@ -210,7 +210,7 @@ pub fn rebuild(dir: &Path, infra_ca_der: Option<&[u8]>) -> Result<RebuildReport,
     new.forget_missing()?;
     Ok(RebuildReport {
         entries,
-        leases: recovered.leases.len(),
+        leases: recovered.leases.len() + recovered.leases6.len(),
         old_database,
         carried: values.len(),
         lost,

@@ -8,10 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use gateway_core::identity::MachineId;
-use gateway_core::record::LeaseRecord;
+use gateway_core::record::{Lease6Record, LeaseRecord};
 
 use crate::error::StoreError;
 use crate::file;
+use crate::journal::Leases;
 use crate::kept::{Kept, KeptList, list_path};
 use crate::schema;
 
@@ -25,6 +26,7 @@ pub(crate) struct Views {
     meta: sled::Tree,
     machines: sled::Tree,
     leases: sled::Tree,
+    leases6: sled::Tree,
     seal: sled::Tree,
     secret: sled::Tree,
     public: sled::Tree,
@@ -52,6 +54,7 @@ impl Views {
             meta: tree(schema::META)?,
             machines: tree(schema::MACHINES)?,
             leases: tree(schema::LEASES)?,
+            leases6: tree(schema::LEASES6)?,
             seal: tree(schema::SEAL)?,
             secret: tree(schema::SECRET)?,
             public: tree(schema::PUBLIC)?,
@@ -59,8 +62,8 @@ impl Views {
             db,
         };
         let version = views.meta_number::<4>(schema::KEY_VERSION)?;
-        schema::check(version.map(u32::from_be_bytes))?;
-        if version.is_none() {
+        // Version 1 had no view of DHCPv6 leases; an empty one is right for its journal.
+        if schema::check(version.map(u32::from_be_bytes))? == schema::Found::ToWrite {
             views.set_meta(schema::KEY_VERSION, &schema::SCHEMA_VERSION.to_be_bytes())?;
             views.sync()?;
         }
@@ -103,14 +106,20 @@ impl Views {
     /// Brings the views up to a commit that is durable in the journals.
     pub(crate) fn apply<'a>(
         &self,
-        leases: impl Iterator<Item = &'a LeaseRecord>,
+        leases: &Leases,
         machines: impl Iterator<Item = (&'a MachineId, Option<&'a [u8]>)>,
         ledger_seq: u64,
         journal_seq: u64,
     ) -> Result<(), StoreError> {
-        for lease in leases {
+        for lease in &leases.v4 {
             let json = serde_json::to_vec(lease).map_err(StoreError::Encode)?;
             self.leases
+                .insert(lease.addr.octets(), json)
+                .map_err(|e| self.fail(e))?;
+        }
+        for lease in &leases.v6 {
+            let json = serde_json::to_vec(lease).map_err(StoreError::Encode)?;
+            self.leases6
                 .insert(lease.addr.octets(), json)
                 .map_err(|e| self.fail(e))?;
         }
@@ -126,20 +135,28 @@ impl Views {
     }
 
     /// Makes the lease view equal to what the journal gave.
-    pub(crate) fn reset_leases(
-        &self,
-        leases: &[LeaseRecord],
-        journal_seq: u64,
-    ) -> Result<(), StoreError> {
+    pub(crate) fn reset_leases(&self, leases: &Leases, journal_seq: u64) -> Result<(), StoreError> {
         self.leases.clear().map_err(|e| self.fail(e))?;
+        self.leases6.clear().map_err(|e| self.fail(e))?;
         let (ledger_seq, _) = self.applied()?;
-        self.apply(leases.iter(), std::iter::empty(), ledger_seq, journal_seq)
+        self.apply(leases, std::iter::empty(), ledger_seq, journal_seq)
     }
 
     /// The lease view.
     pub(crate) fn leases(&self) -> Result<Vec<LeaseRecord>, StoreError> {
-        self.leases
-            .iter()
+        self.read_leases(&self.leases)
+    }
+
+    /// The view of DHCPv6 leases.
+    pub(crate) fn leases6(&self) -> Result<Vec<Lease6Record>, StoreError> {
+        self.read_leases(&self.leases6)
+    }
+
+    fn read_leases<T: serde::de::DeserializeOwned>(
+        &self,
+        tree: &sled::Tree,
+    ) -> Result<Vec<T>, StoreError> {
+        tree.iter()
             .values()
             .map(|value| {
                 let value = value.map_err(|e| self.fail(e))?;

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Infra, batch, claim, genesis, lease, mark};
-use gateway_core::identity::MachineId;
+use gateway_core::identity::{MachineId, UnixMillis};
+use gateway_core::record::{JournalRecord, Lease6Record};
 use gateway_core::walk::Step;
 use store::{Batch, INFRA_CA, Store, StoreError, StoreKey, check, rebuild, verify};
 
@@ -327,8 +328,49 @@ fn rejects_a_schema_of_a_later_release() {
     }
     assert!(matches!(
         Store::open(dir.path()),
-        Err(StoreError::SchemaTooNew { found: 9, known: 1 })
+        Err(StoreError::SchemaTooNew { found: 9, known: 2 })
     ));
+}
+
+/// Schema 1 had no view of DHCPv6 leases.
+#[test]
+fn a_database_of_schema_1_is_migrated_at_the_start() {
+    let infra = Infra::new();
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), &infra);
+    {
+        let db = sled::open(dir.path().join("db")).unwrap();
+        db.drop_tree("leases6").unwrap();
+        let meta = db.open_tree("meta").unwrap();
+        meta.insert("schema_version", &1u32.to_be_bytes()).unwrap();
+        db.flush().unwrap();
+    }
+    let lease6 = |state: &str| Lease6Record {
+        addr: "2001:db8::5".parse().unwrap(),
+        duid: "000407".into(),
+        iaid: 1,
+        mac: None,
+        state: state.into(),
+        expires: UnixMillis(1),
+    };
+    {
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.leases().unwrap().len(), 2);
+        assert!(store.leases6().unwrap().is_empty());
+        let opened = store
+            .open_ledger(Box::new(infra.signer()), &infra.der)
+            .unwrap();
+        let records = vec![JournalRecord::Lease6(lease6("bound"))];
+        opened.committer.commit(batch(vec![], records)).unwrap();
+    }
+    {
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.leases6().unwrap(), [lease6("bound")]);
+        assert_eq!(store.recover_journal().unwrap().leases6, [lease6("bound")]);
+    }
+    let db = sled::open(dir.path().join("db")).unwrap();
+    let version = db.open_tree("meta").unwrap().get("schema_version").unwrap();
+    assert_eq!(version.unwrap().as_ref(), 2u32.to_be_bytes());
 }
 
 /// Runs one of the tests below marked `ignore` in a process of its own, behind a shell prologue

@@ -14,6 +14,7 @@ pub mod gateway;
 pub mod identity;
 pub mod inventory;
 pub mod issuer;
+pub mod lease6;
 pub mod limits;
 pub mod outbox;
 pub mod policy;

@@ -225,6 +225,8 @@ pub struct Certificate {
 pub enum JournalRecord {
     /// A lease was granted, renewed, released or declined.
     Lease(LeaseRecord),
+    /// The same of a DHCPv6 lease. Since journal version 2.
+    Lease6(Lease6Record),
     /// A machine reached a step of the walk.
     Mark(Mark),
 }
@@ -239,6 +241,24 @@ pub struct LeaseRecord {
     pub client: String,
     /// Hardware address.
     pub mac: MacAddr,
+    /// `bound`, `released` or `declined`.
+    pub state: String,
+    /// End of the lease.
+    pub expires: UnixMillis,
+}
+
+/// One DHCPv6 lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lease6Record {
+    /// The address.
+    pub addr: std::net::Ipv6Addr,
+    /// DUID, hex (RFC 8415 section 11).
+    pub duid: String,
+    /// Identity association.
+    pub iaid: u32,
+    /// Hardware address the client was seen with, if any.
+    pub mac: Option<MacAddr>,
     /// `bound`, `released` or `declined`.
     pub state: String,
     /// End of the lease.

@@ -261,7 +261,7 @@ fn bound_on_disk(site: &Site) -> Result<std::collections::BTreeSet<Ipv4Addr>> {
         .into_iter()
         .filter_map(|record| match record {
             JournalRecord::Lease(lease) if lease.state == "bound" => Some(lease.addr),
-            JournalRecord::Lease(_) | JournalRecord::Mark(_) => None,
+            JournalRecord::Lease(_) | JournalRecord::Lease6(_) | JournalRecord::Mark(_) => None,
         })
         .collect())
 }

@@ -204,7 +204,7 @@ fn recorded(site: &Site, machine: &Machine, step: Step, since: u64) -> Result<bo
 fn marks(records: &[JournalRecord]) -> impl Iterator<Item = &Mark> {
     records.iter().filter_map(|record| match record {
         JournalRecord::Mark(mark) => Some(mark),
-        JournalRecord::Lease(_) => None,
+        JournalRecord::Lease(_) | JournalRecord::Lease6(_) => None,
     })
 }
 

@@ -185,7 +185,7 @@ fn marks_of(site: &Site, number: usize) -> Result<Vec<Mark>> {
         .into_iter()
         .filter_map(|record| match record {
             JournalRecord::Mark(mark) if mark.mac == mac(number) => Some(mark),
-            JournalRecord::Mark(_) | JournalRecord::Lease(_) => None,
+            JournalRecord::Mark(_) | JournalRecord::Lease(_) | JournalRecord::Lease6(_) => None,
         })
         .collect())
 }

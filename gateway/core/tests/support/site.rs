@@ -206,6 +206,7 @@ impl Site {
                 self.disk.ledger.push((seq, at, record));
             }
             Effect::Journal(JournalRecord::Lease(lease)) => self.disk.leases.push(lease),
+            Effect::Journal(JournalRecord::Lease6(_)) => unreachable!("no site has DHCPv6 yet"),
             Effect::Journal(JournalRecord::Mark(mark)) => self.disk.marks.push(mark),
             Effect::Dhcp { reply, .. } => self.dhcp.push(reply),
             Effect::Work(work) => {
