@@ -218,14 +218,17 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
 }
 
 fn names(config: &Config) -> Names {
-    let provisioning = config.provisioning.address.address.into();
+    // A URL with an address literal needs that address in the certificate.
+    let v6 = config.provisioning.ipv6.as_ref();
+    let mut inside = vec![config.provisioning.address.address.into()];
+    inside.extend(v6.map(|v6| std::net::IpAddr::V6(v6.address.address)));
     let mut dns = vec![format!("{}.vestibule.internal", config.appliance.name)];
     dns.extend(config.management.names.iter().cloned());
     Names {
         appliance: config.appliance.name.clone(),
         boot: ServerNames {
             dns: vec![format!("boot.{}.vestibule.internal", config.appliance.name)],
-            ip: vec![provisioning],
+            ip: inside,
         },
         admin: ServerNames {
             dns,

@@ -5,7 +5,7 @@
 //! used: that is found out by whoever opens them. There is no global config; each part of the
 //! daemon receives its own section. Relative paths are resolved against the file's folder.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -14,6 +14,7 @@ use gateway_core::inventory::is_machine_name;
 use gateway_core::policy::PRESETS;
 pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
+use netstack::Ipv6Prefix;
 
 /// Where the daemon looks when no `--config` is given.
 pub const DEFAULT_PATH: &str = "/etc/vestibule/vestibule.toml";
@@ -21,6 +22,8 @@ pub const DEFAULT_PATH: &str = "/etc/vestibule/vestibule.toml";
 const RESERVATIONS_MAX: usize = 16_384;
 /// Most DNS servers handed out: more do not fit beside the boot options in 312 bytes of options.
 const DNS_MAX: usize = 4;
+/// Most addresses of the IPv6 pool: the lease table remembers each that was ever leased.
+const POOL6_MAX: usize = 65_536;
 /// Most extra names of the admin endpoint.
 const NAMES_MAX: usize = 16;
 
@@ -77,8 +80,23 @@ pub struct Provisioning {
     pub domain: Option<String>,
     /// Fixed addresses.
     pub reservations: Vec<Reservation>,
+    /// IPv6 beside IPv4, where the segment has it.
+    pub ipv6: Option<ProvisioningV6>,
     /// Ports on this interface.
     pub ports: ProvisioningPorts,
+}
+
+/// `[provisioning.ipv6]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProvisioningV6 {
+    /// Our address and the segment's prefix.
+    pub address: Ipv6Cidr,
+    /// First and last address leased.
+    pub pool: (Ipv6Addr, Ipv6Addr),
+    /// Option 23.
+    pub dns: Vec<Ipv6Addr>,
+    /// How long Router Advertisements make us a default router, in seconds; 0 for not at all.
+    pub router_lifetime_secs: u16,
 }
 
 /// Ports of the provisioning side.
@@ -258,6 +276,46 @@ impl std::fmt::Display for Ipv4Cidr {
     }
 }
 
+/// An IPv6 address with the prefix length of its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipv6Cidr {
+    /// The address.
+    pub address: Ipv6Addr,
+    /// Prefix length, 48 to 120.
+    pub prefix_len: u8,
+}
+
+impl Ipv6Cidr {
+    /// The segment's prefix.
+    pub fn prefix(self) -> Ipv6Prefix {
+        Ipv6Prefix::new(self.address, self.prefix_len).expect("at most 120 bits")
+    }
+}
+
+impl FromStr for Ipv6Cidr {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (address, prefix_len) = text.split_once('/').ok_or(())?;
+        let cidr = Self {
+            address: address.parse().map_err(|_| ())?,
+            prefix_len: prefix_len.parse().map_err(|_| ())?,
+        };
+        // Boot URLs name this address, which a link-local one cannot be used for.
+        let usable = (48..=120).contains(&cidr.prefix_len)
+            && cidr.prefix().is_host(cidr.address)
+            && !cidr.address.is_unicast_link_local()
+            && cidr.address.to_ipv4_mapped().is_none();
+        usable.then_some(cidr).ok_or(())
+    }
+}
+
+impl std::fmt::Display for Ipv6Cidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix_len)
+    }
+}
+
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -433,6 +491,7 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
     let ports = read_ports(section);
     let pool = read_pool(&section.section("pool"), address);
     let reservations = read_reservations(section, address);
+    let ipv6 = read_ipv6(&section.section("ipv6"));
     let address = address?;
     if let Some(router) = router.filter(|router| !address.has_host(*router)) {
         section.mistake(
@@ -453,6 +512,7 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
         dns,
         domain,
         reservations,
+        ipv6: ipv6.ok()?,
         ports: ports?,
     })
 }
@@ -539,6 +599,70 @@ fn read_pool(section: &Section<'_, '_>, segment: Option<Ipv4Cidr>) -> Option<(Ip
     usable.then_some((start, end))
 }
 
+/// None without the section; an error when it has mistakes.
+fn read_ipv6(section: &Section<'_, '_>) -> Result<Option<ProvisioningV6>, ()> {
+    if !section.present() {
+        return Ok(None);
+    }
+    let form =
+        "our address and prefix, for example fd00:20::1/64 (prefix 48 to 120, not link-local)";
+    let address = section.parsed::<Ipv6Cidr>("address", form);
+    let address = section.required("address", form, address);
+    let dns = section.list::<Ipv6Addr>("dns", "an IPv6 address", DNS_MAX);
+    // RFC 4861 section 6.2.1: AdvDefaultLifetime is 0 or at most 9000 s.
+    let lifetime = section.integer("router_lifetime_secs", 0..=9_000, "seconds");
+    let pool = read_pool6(&section.section("pool"), address);
+    section.close();
+    Ok(Some(ProvisioningV6 {
+        address: address.ok_or(())?,
+        pool: pool.ok_or(())?,
+        dns,
+        router_lifetime_secs: lifetime.map_or(Ok(0), u16::try_from).map_err(|_| ())?,
+    }))
+}
+
+fn read_pool6(
+    section: &Section<'_, '_>,
+    segment: Option<Ipv6Cidr>,
+) -> Option<(Ipv6Addr, Ipv6Addr)> {
+    let start = section.parsed::<Ipv6Addr>("start", "an IPv6 address");
+    let start = section.required("start", "the first address", start);
+    let end = section.parsed::<Ipv6Addr>("end", "an IPv6 address");
+    let end = section.required("end", "the last address", end);
+    section.close();
+    let (segment, start, end) = (segment?, start?, end?);
+    let mut usable = true;
+    for (key, address) in [("start", start), ("end", end)] {
+        if !segment.prefix().is_host(address) {
+            usable = false;
+            let expected = format!("a host address of {}", segment.prefix());
+            section.mistake(key, expected, address.to_string());
+        }
+    }
+    let pool = netstack::dhcp6::Pool { start, end };
+    if usable && pool.is_empty() {
+        usable = false;
+        section.mistake("end", format!("{start} or above"), end.to_string());
+    }
+    if usable && pool.len() > POOL6_MAX {
+        usable = false;
+        section.mistake(
+            "end",
+            format!("a pool of at most {POOL6_MAX} addresses"),
+            end.to_string(),
+        );
+    }
+    if usable && pool.contains(segment.address) {
+        usable = false;
+        section.mistake(
+            "start",
+            "a pool without our own address",
+            format!("{start} to {end}, which holds {}", segment.address),
+        );
+    }
+    usable.then_some((start, end))
+}
+
 fn read_reservations(section: &Section<'_, '_>, segment: Option<Ipv4Cidr>) -> Vec<Reservation> {
     let mut reservations: Vec<Reservation> = Vec::new();
     for entry in section.sections("reservation", RESERVATIONS_MAX) {
@@ -605,7 +729,9 @@ fn check_sides(section: &Section<'_, '_>, config: &Config) {
             "one address of the uplink, so that machines at the door cannot reach it",
             management.to_string(),
         );
-    } else if management == IpAddr::V4(config.provisioning.address.address) {
+    } else if management == IpAddr::V4(config.provisioning.address.address)
+        || (config.provisioning.ipv6.iter()).any(|v6| management == IpAddr::V6(v6.address.address))
+    {
         section.mistake(
             "address",
             "an address other than the provisioning side's",

@@ -173,6 +173,10 @@ impl Driver {
             Request::Datagram(bytes, ingress) => {
                 self.gateway.handle(now, Input::Datagram { bytes, ingress });
             }
+            Request::Datagram6(bytes, ingress) => {
+                self.gateway
+                    .handle(now, Input::Datagram6 { bytes, ingress });
+            }
             Request::Hello(conn, body, reply) => {
                 self.performer.expect_reply(conn.id, reply);
                 let time = crate::serve::time_trust(&self.clock.read());
@@ -284,6 +288,7 @@ impl Driver {
                     batch.journal.push(record);
                 }
                 effect @ (Effect::Dhcp { .. }
+                | Effect::Dhcp6 { .. }
                 | Effect::Work(_)
                 | Effect::Issue(_)
                 | Effect::Wire { .. }

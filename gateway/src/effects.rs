@@ -18,6 +18,7 @@ use crate::driver::Done;
 use crate::issue::Issuer;
 use crate::metrics::REFUSED;
 use crate::shell::dhcp::DhcpSender;
+use crate::shell::dhcp6::Dhcp6Sender;
 use crate::telemetry;
 use crate::workers::Workers;
 
@@ -42,6 +43,7 @@ impl Perform {
 /// Holds what effects act on.
 pub(crate) struct Performer {
     dhcp: DhcpSender,
+    dhcp6: Option<Dhcp6Sender>,
     issuer: Arc<Issuer>,
     ledger: store::LedgerReader,
     metrics: Arc<crate::metrics::Metrics>,
@@ -52,12 +54,14 @@ pub(crate) struct Performer {
 impl Performer {
     pub fn new(
         dhcp: DhcpSender,
+        dhcp6: Option<Dhcp6Sender>,
         issuer: Arc<Issuer>,
         ledger: store::LedgerReader,
         metrics: Arc<crate::metrics::Metrics>,
     ) -> Self {
         Self {
             dhcp,
+            dhcp6,
             issuer,
             ledger,
             metrics,
@@ -84,6 +88,12 @@ impl Performer {
             Perform::Ledger(from, max, reply) => self.page(from, max, reply),
             Perform::Effect(effect) => match *effect {
                 Effect::Dhcp { reply, iface } => self.dhcp.send(&reply, &iface),
+                Effect::Dhcp6 { reply, iface } => {
+                    // The core serves DHCPv6 only where a socket asked it.
+                    if let Some(dhcp6) = &self.dhcp6 {
+                        dhcp6.send(&reply, &iface);
+                    }
+                }
                 Effect::Work(work) => self.work(work, done.clone()),
                 Effect::Issue(request) => self.issue(request, done.clone()),
                 Effect::Wire { conn, reply } => {

@@ -11,6 +11,7 @@ use gateway_core::reason::Reason;
 use gateway_core::record::Record;
 use gateway_core::view::{ImageView, LedgerView, MachineView, StatusView, TimelineEntry};
 use netstack::dhcp::Ingress;
+use netstack::dhcp6;
 use tokio::sync::{mpsc, oneshot};
 
 pub use gateway_core::admission::command::{Caller, Command, Role};
@@ -53,6 +54,8 @@ impl Busy {
 pub(crate) enum Request {
     /// A datagram on UDP 67.
     Datagram(Vec<u8>, Ingress),
+    /// A datagram on UDP 547.
+    Datagram6(Vec<u8>, dhcp6::Ingress),
     /// `POST /v1/hello`.
     Hello(Connection, Bytes, oneshot::Sender<WireReply>),
     /// `POST /v1/evidence`.
@@ -101,6 +104,11 @@ impl Handle {
     /// Hands over a datagram; `false` when the queue is full and it was dropped.
     pub(crate) fn datagram(&self, bytes: Vec<u8>, ingress: Ingress) -> bool {
         self.tx.try_send(Request::Datagram(bytes, ingress)).is_ok()
+    }
+
+    /// The same for DHCPv6.
+    pub(crate) fn datagram6(&self, bytes: Vec<u8>, ingress: dhcp6::Ingress) -> bool {
+        self.tx.try_send(Request::Datagram6(bytes, ingress)).is_ok()
     }
 
     /// Hands over a hello body; answers the challenge or a refusal.

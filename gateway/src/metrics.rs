@@ -77,6 +77,18 @@ pub const DHCP: Family = Family {
     label: "outcome",
     help: "DHCP datagrams, by what became of them.",
 };
+/// DHCPv6 datagrams, per outcome.
+pub const DHCP6: Family = Family {
+    name: "vestibule_dhcp6_datagrams_total",
+    label: "outcome",
+    help: "DHCPv6 datagrams, by what became of them.",
+};
+/// Router Solicitations and Advertisements, per outcome.
+pub const RA: Family = Family {
+    name: "vestibule_router_advertisement_messages_total",
+    label: "outcome",
+    help: "Router Solicitations and Advertisements, by what became of them.",
+};
 /// TFTP transfers, per outcome.
 pub const TFTP: Family = Family {
     name: "vestibule_tftp_transfers_total",

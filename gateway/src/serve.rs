@@ -14,13 +14,13 @@ use boot::catalog::Catalog;
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::effect::Rules;
 use gateway_core::appraisal::{DevIdRules, TimeTrust};
-use gateway_core::bootfile::BootSettings;
+use gateway_core::bootfile::{BootSettings, BootSettings6};
 use gateway_core::catalog::CatalogEntry;
 use gateway_core::gateway::{Gateway, Setup};
 use gateway_core::identity::UnixMillis;
 use gateway_core::record::Record;
 use hw::clock::{Clock, ClockQuality, WallClock};
-use netstack::dhcp;
+use netstack::{dhcp, dhcp6, ra};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -39,10 +39,12 @@ use crate::issue::Issuer;
 use crate::metrics::Metrics;
 use crate::shell::boot_source::BootSource;
 use crate::shell::dhcp::{DhcpError, DhcpSocket};
+use crate::shell::dhcp6::{Dhcp6Error, Dhcp6Socket};
 use crate::shell::enroll::{self, AttestService};
 use crate::shell::health::{self, HealthService};
 use crate::shell::https_boot::{self, BootService};
 use crate::shell::listen::{self, BindError, Listener};
+use crate::shell::ra::RaSocket;
 use crate::shell::tftp;
 use crate::shell::tls::{self, BootCertificates, CertSlot, TlsError};
 use crate::telemetry;
@@ -82,6 +84,12 @@ pub enum ServeError {
     /// The DHCP listener.
     #[error("cannot serve DHCP")]
     DhcpSocket(#[from] DhcpError),
+    /// The DHCPv6 listener.
+    #[error("cannot serve DHCPv6")]
+    Dhcp6Socket(#[from] Dhcp6Error),
+    /// Router Advertisements.
+    #[error("cannot send Router Advertisements")]
+    Ra(#[from] hw::nic::NicError),
     /// The TFTP listener.
     #[error("cannot listen on UDP {address} for TFTP")]
     Tftp {
@@ -119,6 +127,14 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         config.provisioning.address.address,
         config.provisioning.ports.dhcp,
     )?;
+    let v6 = match &config.provisioning.ipv6 {
+        Some(_) => Some(Dhcp6Socket::open(&config.provisioning.interface)?),
+        None => None,
+    };
+    let ra = match ra_config(&config)? {
+        Some(ra) => Some(RaSocket::open(&config.provisioning.interface, ra)?),
+        None => None,
+    };
     let listeners = Listeners::bind(&config, &metrics).await?;
     let certificates = Certificates::of(&appliance)?;
 
@@ -131,6 +147,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let issuer = Arc::new(Issuer::new(appliance.device, signer));
     let performer = Performer::new(
         dhcp.sender(Arc::clone(&metrics)),
+        v6.as_ref().map(|v6| v6.sender(Arc::clone(&metrics))),
         issuer,
         appliance.store.ledger(),
         Arc::clone(&metrics),
@@ -165,6 +182,20 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         renew(ca, certificates, doors, token).await;
         Ok("renewal")
     });
+    if let Some(v6) = v6 {
+        let (handle, metrics, token) = (handle.clone(), metrics.clone(), cancel.clone());
+        tasks.spawn(async move {
+            v6.run(handle, metrics, token).await;
+            Ok("dhcp6")
+        });
+    }
+    if let Some(ra) = ra {
+        let (metrics, token) = (metrics.clone(), cancel.clone());
+        tasks.spawn(async move {
+            ra.run(metrics, token).await;
+            Ok("ra")
+        });
+    }
     let token = cancel.clone();
     tasks.spawn(async move {
         dhcp.run(handle, metrics, token).await;
@@ -238,28 +269,72 @@ async fn renew(ca: Arc<Ca>, slots: Certificates, handle: Handle, cancel: Cancell
     }
 }
 
-/// Every TCP and TFTP listener, open.
-struct Listeners {
+/// How long an IPv6 address may still be tentative at the start: duplicate address detection takes
+/// one to two seconds after the link is up (RFC 4862 section 5.4).
+const TENTATIVE_MAX: Duration = Duration::from_secs(5);
+
+/// What listens on one address of the provisioning side.
+struct Inside {
     http: Listener,
     boot: Listener,
     attest: Listener,
+    tftp: UdpSocket,
+}
+
+impl Inside {
+    async fn bind(
+        config: &Config,
+        address: IpAddr,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, ServeError> {
+        let ports = config.provisioning.ports;
+        let at = |port| SocketAddr::new(address, port);
+        let tcp = |name, port, bounds| Listener::bind(name, at(port), bounds, metrics.clone());
+        let tftp = at(ports.tftp);
+        let started = Instant::now();
+        let tftp = loop {
+            match UdpSocket::bind(tftp).await {
+                Ok(socket) => break socket,
+                Err(error)
+                    if address.is_ipv6()
+                        && error.kind() == std::io::ErrorKind::AddrNotAvailable
+                        && started.elapsed() < TENTATIVE_MAX =>
+                {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(source) => {
+                    let address = tftp;
+                    return Err(ServeError::Tftp { address, source });
+                }
+            }
+        };
+        Ok(Self {
+            http: tcp("http", ports.http, listen::BOOT).await?,
+            boot: tcp("boot", ports.boot_https, listen::BOOT).await?,
+            attest: tcp("attest", ports.attest, listen::ATTEST).await?,
+            tftp,
+        })
+    }
+}
+
+/// Every TCP and TFTP listener, open.
+struct Listeners {
+    inside: Vec<Inside>,
     admin: Listener,
     health: Listener,
-    tftp: UdpSocket,
     hosts: Vec<String>,
 }
 
 impl Listeners {
     async fn bind(config: &Config, metrics: &Arc<Metrics>) -> Result<Self, ServeError> {
-        let ports = config.provisioning.ports;
-        let inside = |port| SocketAddr::new(IpAddr::V4(config.provisioning.address.address), port);
+        let mut inside = Vec::new();
+        for address in inside_addresses(config) {
+            inside.push(Inside::bind(config, address, metrics).await?);
+        }
         let outside = |port| SocketAddr::new(config.management.address, port);
         let tcp = |name, address, bounds| Listener::bind(name, address, bounds, metrics.clone());
-        let address = inside(ports.tftp);
         Ok(Self {
-            http: tcp("http", inside(ports.http), listen::BOOT).await?,
-            boot: tcp("boot", inside(ports.boot_https), listen::BOOT).await?,
-            attest: tcp("attest", inside(ports.attest), listen::ATTEST).await?,
+            inside,
             admin: tcp(
                 "admin",
                 outside(config.management.admin_port),
@@ -272,9 +347,6 @@ impl Listeners {
                 listen::HEALTH,
             )
             .await?,
-            tftp: UdpSocket::bind(address)
-                .await
-                .map_err(|source| ServeError::Tftp { address, source })?,
             hosts: admin::hosts(&config.management, config.management.admin_port),
         })
     }
@@ -298,28 +370,45 @@ impl Listeners {
             images: images.clone(),
             metrics: metrics.clone(),
         };
-        let (service, token) = (boot.clone(), cancel.clone());
-        tasks.spawn(async move {
-            https_boot::run_plain(self.http, service, token).await;
-            Ok("http")
-        });
-        let (tls, token) = (tls::boot_config(certificates.boot.clone())?, cancel.clone());
-        tasks.spawn(async move {
-            https_boot::run_https(self.boot, tls, boot, token).await;
-            Ok("boot")
-        });
-        let (tls, token) = (
-            tls::attest_config(certificates.attest.clone())?,
-            cancel.clone(),
-        );
-        let service = AttestService {
+        let attest = AttestService {
             handle: handle.clone(),
             metrics: metrics.clone(),
         };
-        tasks.spawn(async move {
-            enroll::run(self.attest, tls, service, token).await;
-            Ok("attest")
+        let source = Arc::new(BootSource {
+            handle: handle.clone(),
+            images: images.clone(),
+            metrics: metrics.clone(),
         });
+        let boot_tls = tls::boot_config(certificates.boot.clone())?;
+        let attest_tls = tls::attest_config(certificates.attest.clone())?;
+        for inside in self.inside {
+            let (service, token) = (boot.clone(), cancel.clone());
+            tasks.spawn(async move {
+                https_boot::run_plain(inside.http, service, token).await;
+                Ok("http")
+            });
+            let (service, token, tls) = (boot.clone(), cancel.clone(), boot_tls.clone());
+            tasks.spawn(async move {
+                https_boot::run_https(inside.boot, tls, service, token).await;
+                Ok("boot")
+            });
+            let (service, token, tls) = (attest.clone(), cancel.clone(), attest_tls.clone());
+            tasks.spawn(async move {
+                enroll::run(inside.attest, tls, service, token).await;
+                Ok("attest")
+            });
+            let (socket, token, source) = (inside.tftp, cancel.clone(), source.clone());
+            tasks.spawn(async move {
+                let address = socket.local_addr();
+                tftp::serve(socket, source, tftp::Bounds::default(), token)
+                    .await
+                    .map_err(|source| ServeError::Tftp {
+                        address: address.unwrap_or(([0, 0, 0, 0], 0).into()),
+                        source,
+                    })?;
+                Ok("tftp")
+            });
+        }
         let tls = tls::admin_config(certificates.admin.clone(), certificates.admin_ca.clone())?;
         let service = AdminService {
             handle: handle.clone(),
@@ -340,22 +429,6 @@ impl Listeners {
         tasks.spawn(async move {
             health::run(self.health, service, token).await;
             Ok("health")
-        });
-        let source = Arc::new(BootSource {
-            handle: handle.clone(),
-            images: images.clone(),
-            metrics: metrics.clone(),
-        });
-        let (socket, token) = (self.tftp, cancel.clone());
-        tasks.spawn(async move {
-            let address = socket.local_addr();
-            tftp::serve(socket, source, tftp::Bounds::default(), token)
-                .await
-                .map_err(|source| ServeError::Tftp {
-                    address: address.unwrap_or(([0, 0, 0, 0], 0).into()),
-                    source,
-                })?;
-            Ok("tftp")
         });
         Ok(())
     }
@@ -411,11 +484,11 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
         .cloned()
         .map(CatalogEntry::new)
         .collect();
-    let host = |port, default| match port {
-        port if port == default => config.provisioning.address.address.to_string(),
-        port => format!("{}:{port}", config.provisioning.address.address),
-    };
-    let ports = config.provisioning.ports;
+    let v4 = IpAddr::V4(config.provisioning.address.address);
+    let v6 = config.provisioning.ipv6.as_ref().map(|v6| BootSettings6 {
+        server_addr: v6.address.address,
+        policy: boot_policy(config, v6.address.address.into()),
+    });
     Ok(Setup {
         appliance: config.appliance.name.clone(),
         seal: seal_name(appliance.seal).to_owned(),
@@ -436,14 +509,11 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
         },
         inventory: declared.inventory,
         dhcp: dhcp_config(config)?,
+        dhcp6: dhcp6_config(config)?,
         boot: BootSettings {
             server_addr: config.provisioning.address.address,
-            policy: BootPolicy {
-                https_host: host(ports.boot_https, 443),
-                http_host: host(ports.http, 80),
-                http_boot: HttpBoot::default(),
-                hold_retry_secs: HOLD_RETRY_SECS,
-            },
+            policy: boot_policy(config, v4),
+            v6,
             catalog: Arc::new(catalog),
         },
         ledger: appliance
@@ -453,9 +523,37 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
             .map(|entry| (entry.seq, entry.time, entry.record.clone()))
             .collect(),
         leases: recovered.leases.clone(),
+        leases6: recovered.leases6.clone(),
         marks: recovered.marks.clone(),
         now,
     })
+}
+
+/// Our addresses on the provisioning side.
+fn inside_addresses(config: &Config) -> Vec<IpAddr> {
+    let v6 = config.provisioning.ipv6.as_ref();
+    let mut addresses = vec![IpAddr::V4(config.provisioning.address.address)];
+    addresses.extend(v6.map(|v6| IpAddr::V6(v6.address.address)));
+    addresses
+}
+
+/// Boot URLs that name us by `address`, an IPv6 one in brackets (RFC 3986 section 3.2.2).
+fn boot_policy(config: &Config, address: IpAddr) -> BootPolicy {
+    let literal = match address {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("[{address}]"),
+    };
+    let host = |port, default| match port {
+        port if port == default => literal.clone(),
+        port => format!("{literal}:{port}"),
+    };
+    let ports = config.provisioning.ports;
+    BootPolicy {
+        https_host: host(ports.boot_https, 443),
+        http_host: host(ports.http, 80),
+        http_boot: HttpBoot::default(),
+        hold_retry_secs: HOLD_RETRY_SECS,
+    }
 }
 
 /// How far a clock reading is trusted.
@@ -502,4 +600,49 @@ fn dhcp_config(config: &Config) -> Result<dhcp::Config, ServeError> {
         )
     })?;
     Ok(dhcp)
+}
+
+/// Our hardware address on the provisioning side, for the DUID and for Router Advertisements.
+fn inside_mac(config: &Config) -> Result<netstack::MacAddr, ServeError> {
+    let mac = hw::nic::hardware_address(&config.provisioning.interface)?;
+    Ok(netstack::MacAddr(mac))
+}
+
+fn dhcp6_config(config: &Config) -> Result<Option<dhcp6::Config>, ServeError> {
+    let part = &config.provisioning;
+    let Some(v6) = &part.ipv6 else {
+        return Ok(None);
+    };
+    let (start, end) = v6.pool;
+    let config = dhcp6::Config {
+        lease_secs: part.lease_secs,
+        dns: v6.dns.clone(),
+        domain: part.domain.clone(),
+        ..dhcp6::Config::new(
+            dhcp6::Duid::link_layer(inside_mac(config)?),
+            v6.address.address,
+            v6.address.prefix(),
+            dhcp6::Pool { start, end },
+        )
+    };
+    config.check().map_err(|found| {
+        let lines = found.iter();
+        ServeError::Dhcp(lines.map(|m| format!("\n  ipv6: {m}")).collect())
+    })?;
+    Ok(Some(config))
+}
+
+/// The prefix is announced for as long as a lease, at least an hour: advertisements are minutes
+/// apart and may be lost.
+fn ra_config(config: &Config) -> Result<Option<ra::Config>, ServeError> {
+    let Some(v6) = &config.provisioning.ipv6 else {
+        return Ok(None);
+    };
+    Ok(Some(ra::Config {
+        mac: inside_mac(config)?,
+        prefix: v6.address.prefix(),
+        prefix_secs: config.provisioning.lease_secs.max(3_600),
+        router_lifetime_secs: v6.router_lifetime_secs,
+        mtu: None,
+    }))
 }

@@ -2,7 +2,7 @@
 //!
 //! Gathers the facts; `boot::plan` decides.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use boot::arch::{Arch, ClientArch};
@@ -10,7 +10,7 @@ use boot::catalog::Catalog;
 use boot::plan::{
     BootAnswerFile, BootPlan, BootPolicy, Choice, MachineFacts, Standing, boot_answer, script_url,
 };
-use netstack::dhcp;
+use netstack::{dhcp, dhcp6};
 
 use crate::admission::machine::{Settled, State};
 use crate::admission::registry::{Machine, Registry};
@@ -24,8 +24,29 @@ pub struct BootSettings {
     pub server_addr: Ipv4Addr,
     /// Hosts of the URLs and what HTTP boot gets.
     pub policy: BootPolicy,
+    /// The same over IPv6, where the segment has it.
+    pub v6: Option<BootSettings6>,
     /// The signed catalogue.
     pub catalog: Arc<Catalog>,
+}
+
+/// Where boot artefacts are, over IPv6.
+#[derive(Clone)]
+pub struct BootSettings6 {
+    /// Our address on the provisioning segment: the TFTP server.
+    pub server_addr: Ipv6Addr,
+    /// Hosts of the URLs are address literals in brackets.
+    pub policy: BootPolicy,
+}
+
+impl BootSettings {
+    /// The policy for whoever speaks to us from `peer`: a machine stays with its family.
+    fn policy_for(&self, peer: IpAddr) -> &BootPolicy {
+        match (peer, &self.v6) {
+            (IpAddr::V6(_), Some(v6)) => &v6.policy,
+            (IpAddr::V4(_), _) | (IpAddr::V6(_), None) => &self.policy,
+        }
+    }
 }
 
 /// What a machine's state means for its next boot. An address that no machine is known by has
@@ -96,24 +117,25 @@ impl Answer<'_> {
     }
 
     /// The iPXE script for an address, and what it does in a word.
-    pub fn script(&self, mac: MacAddr, arch: Option<Arch>) -> (String, &'static str) {
+    pub fn script(&self, mac: MacAddr, arch: Option<Arch>, peer: IpAddr) -> (String, &'static str) {
+        let policy = self.boot.policy_for(peer);
         let plan = self.plan(mac, arch);
         let what = match plan {
             BootPlan::Provision => "provision",
             BootPlan::LocalDisk => "local disk",
             BootPlan::Hold { .. } => "hold",
         };
-        let again = script_url(&self.boot.policy, arch, Some(mac.0));
+        let again = script_url(policy, arch, Some(mac.0));
         let uki = self.choice(arch).uki;
-        match boot::ipxe::render(&plan, uki, &self.boot.policy, &again) {
+        match boot::ipxe::render(&plan, uki, policy, &again) {
             Ok(script) => (script, what),
             // A catalogue name that cannot be put in a script: say so on the console instead.
             Err(error) => {
                 let hold = BootPlan::Hold {
                     reason: error.to_string(),
-                    retry_secs: self.boot.policy.hold_retry_secs,
+                    retry_secs: policy.hold_retry_secs,
                 };
-                let script = boot::ipxe::render(&hold, None, &self.boot.policy, &again);
+                let script = boot::ipxe::render(&hold, None, policy, &again);
                 (
                     script.unwrap_or_else(|_| "#!ipxe\nexit 1\n".to_owned()),
                     "hold",
@@ -145,6 +167,36 @@ impl dhcp::BootAnswer for Answer<'_> {
                 name,
             },
             BootAnswerFile::Url(url) => dhcp::BootFile::Url(url),
+        }
+    }
+}
+
+impl dhcp6::BootAnswer for Answer<'_> {
+    fn boot(&self, client: &dhcp6::ClientInfo) -> dhcp6::BootFile {
+        let boots = client.is_ipxe || client.is_http_client || client.is_pxe_client;
+        let Some(v6) = self.boot.v6.as_ref().filter(|_| boots) else {
+            return dhcp6::BootFile::None;
+        };
+        let arch = client
+            .arch
+            .and_then(ClientArch::from_type)
+            .map(|client| client.arch);
+        let mac = client.mac.map(|mac| MacAddr(mac.0));
+        let facts = MachineFacts {
+            standing: standing(mac.and_then(|mac| self.registry.by_mac(mac))),
+            arch,
+            is_ipxe: client.is_ipxe,
+            is_http_client: client.is_http_client,
+            mac: mac.map(|mac| mac.0),
+        };
+        let choice = self.choice(arch);
+        let plan = boot::plan::plan(&facts, choice, &v6.policy);
+        match boot_answer(&plan, &facts, choice, &v6.policy) {
+            BootAnswerFile::None => dhcp6::BootFile::None,
+            BootAnswerFile::Tftp(name) => {
+                dhcp6::BootFile::Url(format!("tftp://[{}]/{name}", v6.server_addr))
+            }
+            BootAnswerFile::Url(url) => dhcp6::BootFile::Url(url),
         }
     }
 }

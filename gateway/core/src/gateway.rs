@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use boot::arch::Arch;
 use boot::catalog::Kind;
 use boot::plan::Standing;
-use netstack::dhcp;
+use netstack::{dhcp, dhcp6};
 use zeroize::Zeroizing;
 
 use crate::admission::command::{Caller, Command};
@@ -22,9 +22,10 @@ use crate::appraisal::TimeTrust;
 use crate::bootfile::{Answer, BootSettings, standing};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
+use crate::lease6;
 use crate::outbox::Outbox;
 use crate::reason::Reason;
-use crate::record::{JournalRecord, LeaseRecord, Mark, Record};
+use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
 use crate::view::{ImageView, MachineView, StatusView, TimelineEntry};
 use crate::walk::Step;
 
@@ -40,12 +41,16 @@ pub struct Setup {
     pub inventory: Inventory,
     /// DHCP scopes.
     pub dhcp: dhcp::Config,
+    /// DHCPv6, where the segment has it.
+    pub dhcp6: Option<dhcp6::Config>,
     /// Boot addresses and names.
     pub boot: BootSettings,
     /// Every ledger record: sequence, time, record.
     pub ledger: Vec<(u64, UnixMillis, Record)>,
     /// Leases of the journal, oldest first.
     pub leases: Vec<LeaseRecord>,
+    /// DHCPv6 leases of the journal, oldest first.
+    pub leases6: Vec<Lease6Record>,
     /// Walk marks of the journal.
     pub marks: Vec<Mark>,
     /// The time.
@@ -60,6 +65,13 @@ pub enum Input {
         bytes: Vec<u8>,
         /// Where it came in.
         ingress: dhcp::Ingress,
+    },
+    /// A datagram on UDP 547.
+    Datagram6 {
+        /// The payload.
+        bytes: Vec<u8>,
+        /// Where it came in.
+        ingress: dhcp6::Ingress,
     },
     /// `POST /v1/hello`.
     Hello {
@@ -118,6 +130,7 @@ pub struct Gateway {
     appliance: String,
     seal: String,
     dhcp: dhcp::Server,
+    dhcp6: Option<dhcp6::Server>,
     admission: Admission,
     boot: BootSettings,
     out: Outbox,
@@ -135,6 +148,7 @@ impl Gateway {
             boot,
             ledger,
             leases,
+            leases6,
             marks,
             now,
             ..
@@ -156,11 +170,16 @@ impl Gateway {
         }
         let mut dhcp = dhcp::Server::new(setup.dhcp);
         dhcp.restore(leases.iter().filter_map(restore_lease));
+        let mut dhcp6 = setup.dhcp6.map(dhcp6::Server::new);
+        if let Some(server) = &mut dhcp6 {
+            server.restore(leases6.iter().filter_map(lease6::from_record));
+        }
         let admission = Admission::new(registry, inventory, rules, seal.clone());
         Self {
             appliance,
             seal,
             dhcp,
+            dhcp6,
             admission,
             boot,
             out: Outbox::new(next_seq),
@@ -172,6 +191,7 @@ impl Gateway {
         let out = &mut self.out;
         match input {
             Input::Datagram { bytes, ingress } => self.datagram(now, &bytes, &ingress),
+            Input::Datagram6 { bytes, ingress } => self.datagram6(now, &bytes, &ingress),
             Input::Hello {
                 conn,
                 peer,
@@ -223,7 +243,8 @@ impl Gateway {
     /// When [`Gateway::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<UnixMillis> {
         let dhcp = self.dhcp.poll_timeout().map(UnixMillis);
-        [dhcp, self.admission.poll_timeout()]
+        let dhcp6 = self.dhcp6.as_ref().and_then(dhcp6::Server::poll_timeout);
+        [dhcp, dhcp6.map(UnixMillis), self.admission.poll_timeout()]
             .into_iter()
             .flatten()
             .min()
@@ -232,6 +253,9 @@ impl Gateway {
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: UnixMillis) {
         self.dhcp.handle_timeout(now.0);
+        if let Some(server) = &mut self.dhcp6 {
+            server.handle_timeout(now.0);
+        }
         self.admission.handle_timeout(now, &mut self.out);
     }
 
@@ -279,6 +303,60 @@ impl Gateway {
         }
     }
 
+    /// Steps `discover` and `lease` over IPv6. A machine without a hardware address in its packets
+    /// is served all the same; its evidence says later which one it is.
+    fn datagram6(&mut self, now: UnixMillis, bytes: &[u8], ingress: &dhcp6::Ingress) {
+        let Some(server) = &mut self.dhcp6 else {
+            return;
+        };
+        let answer = Answer {
+            registry: self.admission.registry(),
+            boot: &self.boot,
+            rules: &self.admission.rules().catalog,
+        };
+        let outcome = server.handle(now.0, bytes, ingress, &answer);
+        for change in &outcome.changes {
+            let record = lease6::to_record(&change.lease);
+            self.out.journal(JournalRecord::Lease6(record));
+        }
+        let client = outcome.client.as_ref();
+        let mac = client.and_then(|c| c.mac).map(|mac| MacAddr(mac.0));
+        if let (Some(client), Some(event)) = (client, &outcome.event) {
+            let seen = match event {
+                dhcp6::Event::Advertised { addrs } if !addrs.is_empty() => {
+                    Some((Step::Discover, "offered", addrs))
+                }
+                dhcp6::Event::Leased { addrs, .. } if !addrs.is_empty() => {
+                    Some((Step::Lease, "leased", addrs))
+                }
+                dhcp6::Event::Advertised { .. }
+                | dhcp6::Event::Leased { .. }
+                | dhcp6::Event::Confirmed { .. }
+                | dhcp6::Event::Released { .. }
+                | dhcp6::Event::Declined { .. }
+                | dhcp6::Event::Informed => None,
+            };
+            if let (Some((step, what, addrs)), Some(mac)) = (seen, mac) {
+                let addrs: Vec<String> = addrs.iter().map(ToString::to_string).collect();
+                let who = client_kind6(client);
+                self.seen(now, mac, step, format!("{who} {what} {}", addrs.join(", ")));
+            }
+        }
+        if let Some(refused) = outcome.refused {
+            let subject = match client {
+                Some(client) => client.peer.to_string(),
+                None => ingress.source.ip().to_string(),
+            };
+            self.out.refused(subject, vec![refused.explain().into()]);
+        }
+        if let Some(reply) = outcome.reply {
+            self.out.push(Effect::Dhcp6 {
+                reply,
+                iface: ingress.iface.clone(),
+            });
+        }
+    }
+
     /// An address reached a step: a walk mark, and a sighting of the machine it belongs to.
     fn seen(&mut self, now: UnixMillis, mac: MacAddr, step: Step, detail: String) {
         let sub = if step == Step::Boot {
@@ -311,7 +389,7 @@ impl Gateway {
             rules: &self.admission.rules().catalog,
         };
         let arch = query.arch.as_deref().and_then(Arch::from_name);
-        let (script, what) = answer.script(mac, arch);
+        let (script, what) = answer.script(mac, arch, query.peer);
         self.seen(
             now,
             mac,
@@ -412,11 +490,7 @@ impl Gateway {
             seal: self.seal.clone(),
             ledger_entries: self.out.next_seq(),
             sessions: self.admission.sessions() as u64,
-            leases: self
-                .dhcp
-                .leases()
-                .filter(|l| l.state == dhcp::LeaseState::Bound)
-                .count() as u64,
+            leases: self.bound_leases(),
             machines,
             refusals: self.admission.refusal_totals().clone(),
             policy_sha256: hex::encode(self.admission.rules().policy.sha256()),
@@ -432,9 +506,25 @@ impl Gateway {
         machine.view(boot)
     }
 
+    /// Leases in force, of both families.
+    fn bound_leases(&self) -> u64 {
+        let v4 = self.dhcp.leases();
+        let v4 = v4.filter(|lease| lease.state == dhcp::LeaseState::Bound);
+        let v6 = self.dhcp6.iter().flat_map(dhcp6::Server::leases);
+        let v6 = v6.filter(|lease| lease.state == dhcp6::LeaseState::Bound);
+        (v4.count() + v6.count()) as u64
+    }
+
     fn mac_of(&self, peer: IpAddr) -> Option<MacAddr> {
-        let IpAddr::V4(addr) = peer else { return None };
-        self.lease_of(addr).map(|lease| MacAddr(lease.mac.0))
+        let mac = match peer {
+            IpAddr::V4(addr) => self.lease_of(addr).map(|lease| lease.mac),
+            IpAddr::V6(addr) => {
+                let lease = self.dhcp6.as_ref().and_then(|server| server.lease(addr));
+                let bound = lease.filter(|lease| lease.state == dhcp6::LeaseState::Bound);
+                bound.and_then(|lease| lease.mac)
+            }
+        };
+        mac.map(|mac| MacAddr(mac.0))
     }
 
     fn lease_of(&self, addr: Ipv4Addr) -> Option<&dhcp::Lease> {
@@ -453,6 +543,22 @@ fn client_kind(client: &dhcp::ClientInfo) -> String {
         "PXEClient"
     } else {
         "DHCP client"
+    };
+    match client.arch {
+        Some(arch) => format!("{kind} arch {arch}"),
+        None => kind.to_owned(),
+    }
+}
+
+fn client_kind6(client: &dhcp6::ClientInfo) -> String {
+    let kind = if client.is_ipxe {
+        "iPXE"
+    } else if client.is_http_client {
+        "HTTPClient"
+    } else if client.is_pxe_client {
+        "PXEClient"
+    } else {
+        "DHCPv6 client"
     };
     match client.arch {
         Some(arch) => format!("{kind} arch {arch}"),

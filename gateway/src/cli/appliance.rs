@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::driver::DriverError;
 use crate::serve::{ServeError, serve};
 use crate::shell::dhcp::DhcpError;
+use crate::shell::dhcp6::Dhcp6Error;
 use crate::telemetry;
 
 /// `vestibule serve`
@@ -219,10 +220,11 @@ impl From<ServeError> for Failure {
             ServeError::Bind(error) => error.into(),
             ServeError::Dhcp(_) => Self::new(Exit::Usage, &error),
             ServeError::DhcpSocket(DhcpError::Bind { ref source, .. })
+            | ServeError::Dhcp6Socket(Dhcp6Error::Bind { ref source, .. })
             | ServeError::Tftp { ref source, .. } => Self::new(exit_of_io(source), &error),
-            ServeError::DhcpSocket(DhcpError::Interface { .. }) => {
-                Self::new(Exit::Privilege, &error)
-            }
+            ServeError::DhcpSocket(DhcpError::Interface { .. })
+            | ServeError::Dhcp6Socket(Dhcp6Error::Interface { .. })
+            | ServeError::Ra(_) => Self::new(Exit::Privilege, &error),
             ServeError::Tls(_) | ServeError::Ca(_) => Self::new(Exit::Storage, &error),
             ServeError::Driver(DriverError::Commit(_)) => Self::new(Exit::Storage, &error),
             ServeError::Task(_) => Self::new(Exit::Refused, &error),

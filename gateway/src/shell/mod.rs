@@ -4,11 +4,13 @@
 
 pub mod boot_source;
 pub mod dhcp;
+pub mod dhcp6;
 pub mod enroll;
 pub mod health;
 pub mod http;
 pub mod https_boot;
 pub mod listen;
+pub mod ra;
 #[cfg(test)]
 mod tests;
 pub mod tftp;

@@ -41,6 +41,13 @@ pub enum Effect {
         /// Interface it came in by.
         iface: String,
     },
+    /// Send a DHCPv6 reply on an interface.
+    Dhcp6 {
+        /// The datagram and where it goes.
+        reply: netstack::dhcp6::Reply,
+        /// Interface it came in by.
+        iface: String,
+    },
     /// Pure work that is too long for the loop; its answer comes back as an input.
     Work(Box<Work>),
     /// Issue an LDevID; the answer comes back as an input.

@@ -1,7 +1,7 @@
 //! The shell around the whole core, played by a test: it keeps the records, runs the work, answers
 //! for the CA, and checks the invariants at every effect.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 
 use super::log::{self, LogBuilder};
@@ -12,17 +12,17 @@ use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::command::{Caller, Command, Role as AdminRole};
 use gateway_core::admission::effect::{Effect, IssuedDevId, Rules};
 use gateway_core::appraisal::{DevIdRules, EkRoots, TimeTrust};
-use gateway_core::bootfile::BootSettings;
+use gateway_core::bootfile::{BootSettings, BootSettings6};
 use gateway_core::catalog::CatalogEntry;
 use gateway_core::gateway::{Gateway, Input, Setup};
 use gateway_core::identity::{ConnId, MachineId, UnixMillis};
 use gateway_core::inventory::Inventory;
 use gateway_core::policy::{Policy, Preset};
 use gateway_core::reason::Reason;
-use gateway_core::record::{Certificate, JournalRecord, LeaseRecord, Mark, Record};
+use gateway_core::record::{Certificate, JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
 use gateway_core::view::MachineView;
 use gateway_core::walk::Step;
-use netstack::dhcp;
+use netstack::{Ipv6Prefix, dhcp, dhcp6};
 use p256::ecdsa::SigningKey;
 use p256::ecdsa::signature::Signer as _;
 use p256::pkcs8::EncodePublicKey as _;
@@ -30,6 +30,7 @@ use rand_core::OsRng;
 use zeroize::Zeroizing;
 
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
+pub const SERVER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 0, 1);
 /// The node's, as its hello says too.
 pub const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 pub const IPXE: [u8; 32] = [0xa1; 32];
@@ -48,6 +49,7 @@ pub struct Declared {
 pub struct Disk {
     pub ledger: Vec<(u64, UnixMillis, Record)>,
     pub leases: Vec<LeaseRecord>,
+    pub leases6: Vec<Lease6Record>,
     pub marks: Vec<Mark>,
 }
 
@@ -60,6 +62,7 @@ pub struct Site {
     pub time: TimeTrust,
     pub replies: Vec<(ConnId, u16, Vec<u8>)>,
     pub dhcp: Vec<dhcp::Reply>,
+    pub dhcp6: Vec<dhcp6::Reply>,
     /// Work and certificates are kept back until [`Site::release`].
     pub hold: bool,
     pub held: Vec<Effect>,
@@ -102,6 +105,16 @@ pub fn catalog() -> Catalog {
     Catalog::load(&bytes, signature.to_der().as_bytes(), &image_key).unwrap()
 }
 
+fn dhcp6_config() -> dhcp6::Config {
+    let pool = dhcp6::Pool {
+        start: Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 1, 0),
+        end: Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 1, 0xff),
+    };
+    let duid = dhcp6::Duid::link_layer(netstack::MacAddr([2, 0, 0, 0, 0, 1]));
+    let prefix = Ipv6Prefix::new(SERVER6, 64).unwrap();
+    dhcp6::Config::new(duid, SERVER6, prefix, pool)
+}
+
 fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
     let catalog = catalog();
     let pool = dhcp::Pool {
@@ -129,6 +142,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
         },
         inventory: site.inventory.clone(),
         dhcp: dhcp::Config::single(dhcp::Scope::new(subnet, pool, 3_600)),
+        dhcp6: Some(dhcp6_config()),
         boot: BootSettings {
             server_addr: SERVER,
             policy: BootPolicy {
@@ -137,10 +151,20 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
                 http_boot: HttpBoot::default(),
                 hold_retry_secs: 60,
             },
+            v6: Some(BootSettings6 {
+                server_addr: SERVER6,
+                policy: BootPolicy {
+                    https_host: format!("[{SERVER6}]"),
+                    http_host: format!("[{SERVER6}]"),
+                    http_boot: HttpBoot::default(),
+                    hold_retry_secs: 60,
+                },
+            }),
             catalog: Arc::new(catalog),
         },
         ledger: disk.ledger.clone(),
         leases: disk.leases.clone(),
+        leases6: disk.leases6.clone(),
         marks: disk.marks.clone(),
         now,
     })
@@ -162,6 +186,7 @@ impl Site {
             time: TimeTrust::None,
             replies: Vec::new(),
             dhcp: Vec::new(),
+            dhcp6: Vec::new(),
             hold: false,
             held: Vec::new(),
         }
@@ -206,9 +231,10 @@ impl Site {
                 self.disk.ledger.push((seq, at, record));
             }
             Effect::Journal(JournalRecord::Lease(lease)) => self.disk.leases.push(lease),
-            Effect::Journal(JournalRecord::Lease6(_)) => unreachable!("no site has DHCPv6 yet"),
+            Effect::Journal(JournalRecord::Lease6(lease)) => self.disk.leases6.push(lease),
             Effect::Journal(JournalRecord::Mark(mark)) => self.disk.marks.push(mark),
             Effect::Dhcp { reply, .. } => self.dhcp.push(reply),
+            Effect::Dhcp6 { reply, .. } => self.dhcp6.push(reply),
             Effect::Work(work) => {
                 let done = Box::new(work.run());
                 self.gateway.handle(self.now, Input::WorkDone(done));
@@ -273,6 +299,35 @@ impl Site {
         };
         self.handle(Input::Datagram { bytes, ingress });
         self.dhcp.pop().expect("the server answers")
+    }
+
+    /// A DHCPv6 message of the node from its own link-local address.
+    pub fn datagram6(&mut self, bytes: Vec<u8>) -> dhcp6::Reply {
+        let [a, b, c, d, e, f] = MAC;
+        let source = Ipv6Addr::from([
+            0xfe,
+            0x80,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            a ^ 2,
+            b,
+            c,
+            0xff,
+            0xfe,
+            d,
+            e,
+            f,
+        ]);
+        let ingress = dhcp6::Ingress {
+            source: SocketAddrV6::new(source, 546, 0, 2),
+            iface: "prov0".into(),
+        };
+        self.handle(Input::Datagram6 { bytes, ingress });
+        self.dhcp6.pop().expect("the server answers")
     }
 
     /// One attempt: hello, challenge, honest evidence on connection `conn`.
