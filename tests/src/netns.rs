@@ -4,7 +4,7 @@
 //! bridge, `mgmt0` on the management side), `mgmt` the administrator's desk. Nothing routes
 //! between `prov` and `mgmt`. The host's own network is not touched.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::time::Duration;
 
@@ -23,6 +23,14 @@ pub const DESK_ADDR: Ipv4Addr = Ipv4Addr::new(10, 67, 0, 2);
 /// First and last address of the pool: room for 200 machines.
 pub const POOL: (Ipv4Addr, Ipv4Addr) =
     (Ipv4Addr::new(10, 66, 0, 20), Ipv4Addr::new(10, 66, 0, 219));
+
+/// The appliance on the provisioning side, where a site has IPv6.
+pub const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 0, 1);
+/// First and last address of the IPv6 pool.
+pub const POOL6: (Ipv6Addr, Ipv6Addr) = (
+    Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 0, 0x100),
+    Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 0, 0x1ff),
+);
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -160,6 +168,15 @@ impl Segment {
         mgmt.ip(&["addr", "add", &format!("{DESK_ADDR}/24"), "dev", "desk0"])?;
         mgmt.ip(&["link", "set", "desk0", "up"])?;
         Ok(segment)
+    }
+
+    /// Gives the appliance its IPv6 address. It stays tentative for a while, as on a real link.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn with_ipv6(&self) -> Result<()> {
+        let address = format!("{GATEWAY_ADDR6}/64");
+        self.gw.ip(&["addr", "add", &address, "dev", "prov0"])
     }
 
     /// A port with a machine's cable: its own namespace with `eth0` of that hardware address, up,

@@ -19,7 +19,7 @@ use gateway_core::record::JournalRecord;
 
 use crate::admin::Desk;
 use crate::event_log::Boot;
-use crate::netns::{GATEWAY_ADDR, MGMT_ADDR, POOL, Segment};
+use crate::netns::{GATEWAY_ADDR, GATEWAY_ADDR6, MGMT_ADDR, POOL, POOL6, Segment};
 use crate::programs;
 use crate::run::{Process, Run, attempt, cache_dir, cpu_secs, output};
 use crate::swtpm::{self, Swtpm, TCTI};
@@ -50,6 +50,8 @@ pub struct Options {
     pub prefix: u8,
     /// First and last address handed out.
     pub pool: (Ipv4Addr, Ipv4Addr),
+    /// IPv6 on the provisioning side as well.
+    pub ipv6: bool,
 }
 
 impl Default for Options {
@@ -61,6 +63,7 @@ impl Default for Options {
             version: 1,
             prefix: 24,
             pool: POOL,
+            ipv6: false,
         }
     }
 }
@@ -99,6 +102,9 @@ impl Site {
     pub fn prepare(name: &str, options: Options) -> Result<Self> {
         let run = Run::start(name)?;
         let segment = Segment::create(&run)?;
+        if options.ipv6 {
+            segment.with_ipv6()?;
+        }
         let tpm_dir = run.dir().join("tpm-gateway");
         swtpm::provision(GATEWAY_TEMPLATE, &tpm_dir)?;
         let tpm = Swtpm::start(&run, &segment.gw, "gateway", &tpm_dir)?;
@@ -444,7 +450,7 @@ lease_secs = 3600
 [provisioning.pool]
 start = "{pool_start}"
 end = "{pool_end}"
-[management]
+{ipv6}[management]
 address = "{MGMT_ADDR}"
 names = ["localhost"]
 [tpm]
@@ -467,9 +473,26 @@ filter = "info"
         prefix = options.prefix,
         pool_start = options.pool.0,
         pool_end = options.pool.1,
+        ipv6 = if options.ipv6 {
+            ipv6_text()
+        } else {
+            String::new()
+        },
         preset = options.preset,
         kind = options.devid_kind,
         auth = options.devid_auth,
+    )
+}
+
+fn ipv6_text() -> String {
+    let (start, end) = POOL6;
+    format!(
+        r#"[provisioning.ipv6]
+address = "{GATEWAY_ADDR6}/64"
+[provisioning.ipv6.pool]
+start = "{start}"
+end = "{end}"
+"#
     )
 }
 
@@ -584,8 +607,14 @@ mod tests {
 
     #[test]
     fn the_daemon_takes_the_configuration() {
-        let text = config_text(Path::new("/x"), &Options::default());
-        let config = gateway::config::Config::parse(&text, Path::new("/"));
-        assert!(config.is_ok(), "{config:?}");
+        for ipv6 in [false, true] {
+            let options = Options {
+                ipv6,
+                ..Options::default()
+            };
+            let text = config_text(Path::new("/x"), &options);
+            let config = gateway::config::Config::parse(&text, Path::new("/"));
+            assert!(config.is_ok(), "{config:?}");
+        }
     }
 }

@@ -26,6 +26,30 @@ pub enum FirmwareBoot {
     Pxe,
     /// UEFI HTTP boot: option 93 = 16.
     Http,
+    /// PXE over IPv6 alone: DHCPv6 option 61 = 7, TFTP.
+    Pxe6,
+    /// UEFI HTTP boot over IPv6 alone: option 61 = 16.
+    Http6,
+}
+
+impl FirmwareBoot {
+    /// Whether the firmware speaks IPv6, and not IPv4.
+    pub fn is_ipv6(self) -> bool {
+        match self {
+            Self::Pxe | Self::Http => false,
+            Self::Pxe6 | Self::Http6 => true,
+        }
+    }
+
+    /// What of OVMF's network stack is switched off (names of its fw_cfg files).
+    fn switched_off(self) -> &'static [&'static str] {
+        match self {
+            Self::Pxe => &["IPv6Support", "IPv6PXESupport"],
+            Self::Http => &["IPv6Support", "IPv6PXESupport", "IPv4PXESupport"],
+            Self::Pxe6 => &["IPv4Support", "IPv4PXESupport"],
+            Self::Http6 => &["IPv4Support", "IPv4PXESupport", "IPv6PXESupport"],
+        }
+    }
 }
 
 /// What to boot.
@@ -245,10 +269,9 @@ fn arguments(spec: &Spec<'_>, vars: &Path, tpm: &Path, tap: &str, monitor: &Path
         let disk = format!("virtio-blk-pci,drive=d0,serial={serial}");
         push(&["-drive", &drive, "-device", &disk]);
     }
-    push(&["-fw_cfg", "name=opt/org.tianocore/IPv6Support,string=n"]);
-    push(&["-fw_cfg", "name=opt/org.tianocore/IPv6PXESupport,string=n"]);
-    if spec.boot == FirmwareBoot::Http {
-        push(&["-fw_cfg", "name=opt/org.tianocore/IPv4PXESupport,string=n"]);
+    for part in spec.boot.switched_off() {
+        let switch = format!("name=opt/org.tianocore/{part},string=n");
+        push(&["-fw_cfg", &switch]);
     }
     if let Some(list) = spec.tls_cas {
         let cas = format!("name=etc/edk2/https/cacerts,file={}", list.display());

@@ -4,6 +4,7 @@
 pub mod dhcp_storm;
 pub mod firmware;
 pub mod interop;
+pub mod ipv6;
 pub mod kill;
 pub mod ldevid;
 pub mod refusals;
@@ -77,6 +78,12 @@ pub const ALL: &[Scenario] = &[
         run: interop::run,
     },
     Scenario {
+        name: "ipv6",
+        what: "rdisc6, dhclient -6, curl and a firmware's Solicit against the daemon over IPv6",
+        limit_secs: 240,
+        run: ipv6::run,
+    },
+    Scenario {
         name: "walk",
         what: "a VM with Secure Boot: PXE, signed iPXE, HTTPS UKI, attester, approval, LDevID",
         limit_secs: 420,
@@ -87,6 +94,18 @@ pub const ALL: &[Scenario] = &[
         what: "the same by UEFI HTTP boot straight to the UKI (option 93 = 16)",
         limit_secs: 420,
         run: walk::http,
+    },
+    Scenario {
+        name: "walk-http6",
+        what: "UEFI HTTP boot straight to the UKI over IPv6 alone (DHCPv6 option 61 = 16)",
+        limit_secs: 420,
+        run: walk::http6,
+    },
+    Scenario {
+        name: "walk-pxe6",
+        what: "PXE over IPv6 alone: DHCPv6, TFTP, signed iPXE, HTTPS UKI",
+        limit_secs: 420,
+        run: walk::pxe6,
     },
     Scenario {
         name: "refusals-firmware",

@@ -25,7 +25,7 @@ pub struct Bench {
     pub vm: Vm,
     /// When it was powered on, milliseconds since 1970.
     pub started_ms: u64,
-    _speakers: [Speaker; 2],
+    _speakers: Vec<Speaker>,
 }
 
 /// Powers on VM `number` with TPM template `NODE_TEMPLATES + number - 1`.
@@ -54,13 +54,16 @@ pub fn power_on(site: &Site, number: usize, boot: FirmwareBoot) -> Result<Bench>
     let started_ms = crate::vm::now_ms();
     let vm = Vm::start(&site.run, &site.segment, &spec)?;
     let port = format!("tap-{name}");
+    let fab = &site.segment.fab;
+    let mut speakers = vec![Speaker::lldp(fab, &port, &format!("port{number}"))?];
+    // With IPv6 the daemon itself says what iPXE waits for.
+    if !site.options.ipv6 {
+        speakers.push(Speaker::router(fab)?);
+    }
     Ok(Bench {
         vm,
         started_ms,
-        _speakers: [
-            Speaker::lldp(&site.segment.fab, &port, &format!("port{number}"))?,
-            Speaker::router(&site.segment.fab)?,
-        ],
+        _speakers: speakers,
     })
 }
 
@@ -103,6 +106,22 @@ pub fn http(report: &Report) -> Result<()> {
     walk(report, "walk-http", FirmwareBoot::Http, false).map(drop)
 }
 
+/// Walk by PXE over IPv6.
+///
+/// # Errors
+/// A step that did not happen.
+pub fn pxe6(report: &Report) -> Result<()> {
+    walk(report, "walk-pxe6", FirmwareBoot::Pxe6, false).map(drop)
+}
+
+/// Walk by UEFI HTTP boot over IPv6.
+///
+/// # Errors
+/// A step that did not happen.
+pub fn http6(report: &Report) -> Result<()> {
+    walk(report, "walk-http6", FirmwareBoot::Http6, false).map(drop)
+}
+
 /// `cargo xtask demo`: the walk by PXE, told to a reader.
 ///
 /// # Errors
@@ -121,7 +140,11 @@ pub fn demo(report: &Report, keep: bool) -> Result<()> {
 }
 
 fn walk(report: &Report, name: &str, boot: FirmwareBoot, tell: bool) -> Result<Site> {
-    let site = Site::start(name, Options::default())?;
+    let options = Options {
+        ipv6: boot.is_ipv6(),
+        ..Options::default()
+    };
+    let site = Site::start(name, options)?;
     let outcome = walk_on(report, &site, boot, tell);
     if outcome.is_err() {
         let logs = site.run.keep_logs();
@@ -155,6 +178,12 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
     let marks = marks_of(site, 1)?;
     let lines = timeline::merge(&site.desk.timeline(&machine)?, &marks, &bench.vm.lines());
     let missing = timeline::missing(&lines);
+    if boot.is_ipv6() {
+        report.check(
+            "the firmware's lease is one of IPv6, with its hardware address",
+            leased_ipv6(site),
+        );
+    }
     report.check("every step of the walk is recorded", {
         if missing.is_empty() {
             Ok(())
@@ -176,6 +205,16 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
         bench.vm.cpu_secs()
     ));
     bench.vm.power_off();
+    Ok(())
+}
+
+fn leased_ipv6(site: &Site) -> Result<()> {
+    let journal = site.journal()?;
+    let found = journal.iter().any(|record| {
+        matches!(record, JournalRecord::Lease6(lease)
+            if lease.state == "bound" && lease.mac == Some(mac(1)))
+    });
+    ensure!(found, "no such lease in the journal");
     Ok(())
 }
 
