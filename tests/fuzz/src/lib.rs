@@ -9,6 +9,7 @@
 pub mod appraisal;
 pub mod boot;
 pub mod dhcp;
+pub mod dhcp6;
 pub mod lldp;
 pub mod tftp;
 pub mod tpm;
@@ -37,6 +38,20 @@ pub const TARGETS: &[Target] = &[
         built_in: dhcp::seeds,
         folders: &["tests/vectors/dhcp", "corpus:dhcp"],
         cut: dhcp::payloads,
+    },
+    Target {
+        name: "dhcp6",
+        body: dhcp6::sequence,
+        built_in: dhcp6::seeds,
+        folders: &["corpus:dhcp"],
+        cut: dhcp6::payloads,
+    },
+    Target {
+        name: "router_solicitation",
+        body: dhcp6::solicitation,
+        built_in: dhcp6::solicitation_seeds,
+        folders: &[],
+        cut: whole,
     },
     Target {
         name: "tftp",
