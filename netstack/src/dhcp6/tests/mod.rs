@@ -79,7 +79,7 @@ impl Packet {
         self.option(code::IA_NA, &value)
     }
 
-    fn to_us(self) -> Self {
+    fn naming_us(self) -> Self {
         let duid = config().duid;
         self.option(code::SERVER_ID, duid.as_bytes())
     }
@@ -184,7 +184,7 @@ fn leased(server: &mut Server, n: u8, now_ms: u64) -> Ipv6Addr {
     );
     assert_eq!(offered.kind(), MessageType::Advertise);
     let request = Packet::new(MessageType::Request, n)
-        .to_us()
+        .naming_us()
         .ia(1, &[offered.addr()]);
     let outcome = request.handle(server, now_ms);
     assert_eq!(outcome.refused, None);

@@ -59,7 +59,7 @@ fn rejects_server_identifiers_where_they_are_wrong() {
         MessageType::Confirm,
         MessageType::Rebind,
     ] {
-        let packet = Packet::new(kind, 1).to_us().ia(1, &addr);
+        let packet = Packet::new(kind, 1).naming_us().ia(1, &addr);
         assert_eq!(refused(&packet), ("dhcp6.server_id_unexpected", false));
     }
     for kind in [
@@ -107,7 +107,7 @@ fn rejects_identity_associations_that_are_missing_or_misplaced() {
 #[test]
 fn rejects_addresses_of_another_link_and_of_other_clients() {
     let elsewhere = Packet::new(MessageType::Request, 1)
-        .to_us()
+        .naming_us()
         .ia(1, &[ip("2001:db8:99::1")]);
     let mut server = server();
     let outcome = elsewhere.handle(&mut server, 0);
@@ -118,10 +118,12 @@ fn rejects_addresses_of_another_link_and_of_other_clients() {
     assert_eq!(Answer::of(&outcome).ias(), [(vec![], Some(4))]);
     let taken = leased(&mut server, 1, 0);
     // A Request for what somebody else holds gets another address.
-    let request = Packet::new(MessageType::Request, 2).to_us().ia(1, &[taken]);
+    let request = Packet::new(MessageType::Request, 2)
+        .naming_us()
+        .ia(1, &[taken]);
     assert_ne!(Answer::of(&request.handle(&mut server, 0)).addr(), taken);
     for kind in [MessageType::Release, MessageType::Decline] {
-        let packet = Packet::new(kind, 3).to_us().ia(1, &[taken]);
+        let packet = Packet::new(kind, 3).naming_us().ia(1, &[taken]);
         let outcome = packet.handle(&mut server, 0);
         assert_eq!(outcome.refused.as_ref().unwrap().code(), "dhcp6.no_binding");
         assert!(outcome.changes.is_empty());
@@ -161,16 +163,18 @@ fn a_flood_of_solicits_holds_the_offers_it_may_and_ends() {
 fn one_client_holds_the_addresses_it_may() {
     let mut server = server();
     for iaid in 0..8 {
-        let request = Packet::new(MessageType::Request, 1).to_us().ia(iaid, &[]);
+        let request = Packet::new(MessageType::Request, 1)
+            .naming_us()
+            .ia(iaid, &[]);
         assert!(request.handle(&mut server, 0).refused.is_none());
     }
-    let ninth = Packet::new(MessageType::Request, 1).to_us().ia(8, &[]);
+    let ninth = Packet::new(MessageType::Request, 1).naming_us().ia(8, &[]);
     assert_eq!(
         refused_by(&mut server, &ninth),
         ("dhcp6.client_limit", true)
     );
     let renew = Packet::new(MessageType::Renew, 1)
-        .to_us()
+        .naming_us()
         .ia(9, &[ip("2001:db8:20::10f")]);
     assert_eq!(
         renew.handle(&mut server, 0).refused.unwrap().code(),

@@ -34,7 +34,7 @@ fn solicit_advertise_request_reply() {
     );
 
     let request = Packet::new(MessageType::Request, 1)
-        .to_us()
+        .naming_us()
         .ia(7, &[offer.addr()]);
     let outcome = request.handle(&mut server, 2_000);
     let [change] = outcome.changes.as_slice() else {
@@ -96,7 +96,7 @@ fn a_client_keeps_its_address_over_renew_rebind_release_and_expiry() {
     ] {
         let packet = Packet::new(kind, 1).ia(1, &[addr]);
         let packet = if kind == MessageType::Renew {
-            packet.to_us()
+            packet.naming_us()
         } else {
             packet
         };
@@ -105,7 +105,9 @@ fn a_client_keeps_its_address_over_renew_rebind_release_and_expiry() {
         assert_eq!(outcome.changes[0].lease.expires_ms, now_ms + HOUR_MS);
         assert_eq!(Answer::of(&outcome).addr(), addr);
     }
-    let release = Packet::new(MessageType::Release, 1).to_us().ia(1, &[addr]);
+    let release = Packet::new(MessageType::Release, 1)
+        .naming_us()
+        .ia(1, &[addr]);
     let outcome = release.handle(&mut server, 3_100_000);
     assert_eq!(outcome.changes[0].cause, Cause::Released);
     assert_eq!(Answer::of(&outcome).status(), Some(0));
@@ -121,12 +123,16 @@ fn a_client_keeps_its_address_over_renew_rebind_release_and_expiry() {
 fn a_renew_without_record_is_made_anew_when_the_address_is_free() {
     let mut server = server();
     let addr = ip("2001:db8:20::105");
-    let renew = Packet::new(MessageType::Renew, 1).to_us().ia(1, &[addr]);
+    let renew = Packet::new(MessageType::Renew, 1)
+        .naming_us()
+        .ia(1, &[addr]);
     let outcome = renew.handle(&mut server, 0);
     assert_eq!(outcome.changes[0].cause, Cause::Granted);
     assert_eq!(Answer::of(&outcome).addr(), addr);
     // Taken by now: no binding.
-    let other = Packet::new(MessageType::Renew, 2).to_us().ia(1, &[addr]);
+    let other = Packet::new(MessageType::Renew, 2)
+        .naming_us()
+        .ia(1, &[addr]);
     let outcome = other.handle(&mut server, 0);
     assert_eq!(
         outcome.refused.as_ref().map(Refused::code),
@@ -155,7 +161,7 @@ fn renew_keeps_one_address_and_takes_the_others_away() {
     let addr = leased(&mut server, 1, 0);
     let old = ip("2001:db8:99::1");
     let renew = Packet::new(MessageType::Renew, 1)
-        .to_us()
+        .naming_us()
         .ia(1, &[old, addr]);
     let answer = Answer::of(&renew.handle(&mut server, 1));
     assert_eq!(answer.ias(), [(vec![(addr, 3600), (old, 0)], None)]);
@@ -165,7 +171,9 @@ fn renew_keeps_one_address_and_takes_the_others_away() {
 fn a_declined_address_is_in_quarantine_and_the_client_gets_another() {
     let mut server = server();
     let addr = leased(&mut server, 1, 0);
-    let decline = Packet::new(MessageType::Decline, 1).to_us().ia(1, &[addr]);
+    let decline = Packet::new(MessageType::Decline, 1)
+        .naming_us()
+        .ia(1, &[addr]);
     let outcome = decline.handle(&mut server, 1_000);
     assert_eq!(outcome.changes[0].lease.state, LeaseState::Declined);
     assert_eq!(outcome.event, Some(Event::Declined { addrs: vec![addr] }));
@@ -193,7 +201,9 @@ fn quarantine_is_bounded() {
     let mut last = None;
     for n in 0..3 {
         let addr = leased(&mut server, n, 0);
-        let decline = Packet::new(MessageType::Decline, n).to_us().ia(1, &[addr]);
+        let decline = Packet::new(MessageType::Decline, n)
+            .naming_us()
+            .ia(1, &[addr]);
         last = Some(decline.handle(&mut server, 0));
     }
     let last = last.unwrap();
@@ -276,7 +286,9 @@ fn leases_come_back_from_the_journal() {
     let journal: Vec<Lease> = before.leases().cloned().collect();
     let mut after = server();
     after.restore(journal);
-    let renew = Packet::new(MessageType::Renew, 1).to_us().ia(1, &[addr]);
+    let renew = Packet::new(MessageType::Renew, 1)
+        .naming_us()
+        .ia(1, &[addr]);
     assert_eq!(renew.handle(&mut after, 5).changes[0].cause, Cause::Renewed);
     assert_ne!(leased(&mut after, 2, 5), addr);
     // A clock that was years ahead at the grant holds nothing for years.
@@ -301,7 +313,7 @@ proptest::proptest! {
             let addr = Ipv6Addr::from_bits(ip("2001:db8:20::100").to_bits() + u128::from(last));
             let packet = Packet::new(MessageType::from_wire(kind).unwrap(), client).ia(iaid, &[addr]);
             let named = matches!(kind, 3 | 5 | 8 | 9);
-            let packet = if named { packet.to_us() } else { packet };
+            let packet = if named { packet.naming_us() } else { packet };
             let outcome = packet.handle(&mut server, now_ms);
             for change in &outcome.changes {
                 proptest::prop_assert_ne!(change.lease.state, LeaseState::Offered);
