@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod exec;
+mod fuzz;
 mod packages;
 mod skips;
 mod stages;
@@ -30,6 +31,9 @@ usage: cargo xtask COMMAND
   bench [NAME [--rounds N]]
                        one benchmark against its peers, release build; writes target/bench/NAME.json
                        (without a name: the list)
+  fuzz [--seconds N] [--seed N] [TARGET..]
+                       coverage-guided runs under libFuzzer, ten minutes each; keeps what is new and
+                       writes tests/fuzz/LOG.md
   packages             what would be installed, and why
 
 Each command installs what is missing on Debian 12 or 13 and says so.";
@@ -63,6 +67,7 @@ fn dispatch(args: &[String]) -> Result<ExitCode> {
             lab("bench", rest, Profile::Release)
         }
         ["test", names @ ..] => stages::test(names),
+        ["fuzz", words @ ..] => fuzz::fuzz(words),
         ["packages"] => {
             packages::print();
             Ok(ExitCode::SUCCESS)

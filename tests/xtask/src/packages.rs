@@ -89,6 +89,7 @@ const PACKAGES: &[(&str, Need, &str)] = &[
         "a private place for the tools that check the Yocto layer",
     ),
     ("systemd", Need::Test, "judges the daemon's unit file"),
+    ("g++", Need::Test, "builds libFuzzer for `cargo xtask fuzz`"),
     (
         "dnsmasq-base",
         Need::Bench,

@@ -1,5 +1,7 @@
 //! Runs every fuzz body over its seeds and over mutated seeds, for some seconds each, on a stable
-//! toolchain. Finds shallow mistakes only: without coverage it is no replacement for `cargo fuzz`.
+//! toolchain. Finds shallow mistakes only: without coverage it is no replacement for `cargo xtask fuzz`.
+//!
+//! `smoke --export FOLDER` writes every target's seeds as files, for libFuzzer.
 //!
 //! `smoke [--seconds N] [--seed N] [TARGET..]` prints `PASS` or `FAIL` for each target and the sums.
 //! A failure keeps its input in `artifacts/`; the same seed walks the same way.
@@ -9,7 +11,7 @@
 mod mutate;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,7 @@ const FOLDER_INPUTS_MAX: usize = 2000;
 struct Arguments {
     seconds: u64,
     seed: u64,
+    export: Option<PathBuf>,
     names: Vec<String>,
 }
 
@@ -33,10 +36,16 @@ fn arguments() -> Result<Arguments, String> {
     let mut out = Arguments {
         seconds: 3,
         seed: 1,
+        export: None,
         names: Vec::new(),
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
+        if word == "--export" {
+            let folder = words.next().ok_or("--export needs a folder")?;
+            out.export = Some(folder.into());
+            continue;
+        }
         let mut number = || {
             words
                 .next()
@@ -105,10 +114,36 @@ fn seeds(target: &Target) -> Vec<Vec<u8>> {
         inputs.truncate(FOLDER_INPUTS_MAX);
         out.append(&mut inputs);
     }
+    // What coverage-guided runs found before: inputs as they are.
+    let found = root.join("tests/fuzz/corpus").join(target.name);
+    let mut found: Vec<_> = std::fs::read_dir(found)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    out.extend(found.iter().filter_map(|path| std::fs::read(path).ok()));
     out
 }
 
-/// Keeps an input where `cargo fuzz` does, and says where; prints it when that is impossible.
+/// Writes every target's seeds below `folder`.
+///
+/// # Errors
+/// What cannot be written.
+fn export(folder: &Path) -> std::io::Result<()> {
+    for target in TARGETS {
+        let folder = folder.join(target.name);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder)?;
+        for (number, seed) in seeds(target).iter().enumerate() {
+            std::fs::write(folder.join(format!("{number:05}")), seed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps an input where `cargo xtask fuzz` does, and says where; prints it when that is impossible.
 fn keep(name: &str, input: &[u8]) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../artifacts")
@@ -170,6 +205,18 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(folder) = &arguments.export {
+        return match export(folder) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!(
+                    "smoke: cannot write seeds below {}: {error}",
+                    folder.display()
+                );
+                ExitCode::FAILURE
+            }
+        };
+    }
     std::panic::set_hook(Box::new(|_| {}));
     let (mut passed, mut failed) = (0, 0);
     for target in TARGETS {
@@ -208,6 +255,7 @@ mod tests {
     const ARGUMENTS: Arguments = Arguments {
         seconds: 5,
         seed: 1,
+        export: None,
         names: Vec::new(),
     };
 
