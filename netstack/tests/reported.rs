@@ -1,7 +1,7 @@
 //! Faults that other servers had in the field, each as its own test: the packet of the report, and
 //! what must happen here. Named `project_issue_what`.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use netstack::dhcp::{
     BootAnswer, BootFile, ClientInfo, Config, Destination, Ingress, Message, Outcome, Pool,
@@ -340,4 +340,71 @@ fn pybootd_21_and_tftp_net_6_block_numbers_past_32767_and_65535() {
         assert_eq!(numbers[32_766..32_769], [32_767, 32_768, 32_769]);
         assert_eq!(numbers[65_534..65_536], [65_535, after_65535]);
     }
+}
+
+/// What a listener answers at once to a request, when the file is not there.
+fn told_of_a_missing_file(request: &[u8]) -> Vec<u8> {
+    let mut server: tftp::Server<Vec<u8>> = tftp::Server::new(tftp::Bounds::default());
+    server.handle(0, SocketAddr::from((NEXT, 2070)), request);
+    let Some(tftp::Event::Open { id, .. }) = server.poll_event() else {
+        panic!("a request asks for a file")
+    };
+    let missing = ErrorReply::new(ErrorCode::FileNotFound, "no such file");
+    server.opened(0, id, Err(missing), None);
+    let mut out = Vec::new();
+    assert!(server.poll_burst(0, &mut out).is_some(), "at once");
+    assert!(server.is_empty(), "nothing is left behind");
+    out
+}
+
+#[test]
+fn tinkerbell_424_a_missing_autoexec_is_error_1_at_once() {
+    let request = b"\0\x01autoexec.ipxe\0octet\0blksize\x001432\0tsize\x000\0";
+    assert_eq!(told_of_a_missing_file(request)[..4], [0, 5, 0, 1]);
+}
+
+#[test]
+fn super_uefi_4_a_second_stage_that_is_not_there_is_error_1() {
+    for name in ["grubx64.efi", "/EFI/BOOT/grubx64_real.efi"] {
+        let request = [b"\0\x01", name.as_bytes(), b"\0octet\0tsize\x000\0"].concat();
+        assert_eq!(
+            told_of_a_missing_file(&request)[..4],
+            [0, 5, 0, 1],
+            "{name}"
+        );
+    }
+}
+
+/// 114 MB at 1468 octets are more than 65535 blocks, which a Raspberry Pi ROM cannot follow: the
+/// end of such a transfer says so.
+#[test]
+fn rpi_eeprom_720_a_transfer_past_65535_blocks_says_so() {
+    for (blocks, rolled_over) in [(65_535_u64, false), (65_536, true)] {
+        let file = vec![0; 8 * (blocks as usize - 1) + 1];
+        let options = b"blksize\x008\0windowsize\x0032\0";
+        let mut transfer = Transfer::new(0, &rrq(options), file.len() as u64, Limits::default());
+        let mut out = Vec::new();
+        while transfer.outcome().is_none() {
+            let mut last = 0;
+            while transfer.poll_transmit(0, &file, &mut out) {
+                if let Ok(Packet::Data { block, .. }) = Packet::parse(&out) {
+                    last = block;
+                }
+            }
+            let [high, low] = last.to_be_bytes();
+            transfer.handle(0, &[0, 4, high, low]);
+        }
+        assert_eq!(transfer.stats().rolled_over, rolled_over, "{blocks}");
+    }
+}
+
+/// ATTACKS row 34: the size in a request is a question, never a size of ours.
+#[test]
+fn a_giant_tsize_is_answered_with_the_true_one() {
+    for asked in ["1", "18446744073709551615"] {
+        let options = format!("tsize\0{asked}\0");
+        assert_eq!(first(options.as_bytes()), b"\0\x06tsize\x003000\0");
+    }
+    let beyond = b"tsize\x0018446744073709551616\0";
+    assert_eq!(first(beyond)[..4], [0, 3, 0, 1], "no number, no option");
 }

@@ -322,17 +322,15 @@ fn options(mut rest: &[u8]) -> Vec<(String, String)> {
     options
 }
 
-/// Writes a DATA packet into `out`, which is cleared.
-pub fn encode_data(block: u16, data: &[u8], out: &mut Vec<u8>) {
-    out.clear();
+/// Appends a DATA packet to `out`.
+pub fn append_data(block: u16, data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&opcode::DATA.to_be_bytes());
     out.extend_from_slice(&block.to_be_bytes());
     out.extend_from_slice(data);
 }
 
-/// Writes an OACK packet into `out`, which is cleared.
-pub fn encode_option_ack(options: &[(&'static str, u64)], out: &mut Vec<u8>) {
-    out.clear();
+/// Appends an OACK packet to `out`.
+pub fn append_option_ack(options: &[(&'static str, u64)], out: &mut Vec<u8>) {
     out.extend_from_slice(&opcode::OACK.to_be_bytes());
     for (name, value) in options {
         out.extend_from_slice(name.as_bytes());
@@ -363,8 +361,8 @@ mod tests {
 
     #[test]
     fn writes_and_reads_back() {
-        let mut out = vec![9; 9];
-        encode_data(0xabcd, b"xyz", &mut out);
+        let mut out = Vec::new();
+        append_data(0xabcd, b"xyz", &mut out);
         assert_eq!(out, b"\0\x03\xab\xcdxyz");
         assert_eq!(
             Packet::parse(&out),
@@ -373,7 +371,8 @@ mod tests {
                 data: b"xyz"
             })
         );
-        encode_option_ack(&[("tsize", 3000), ("blksize", 1468)], &mut out);
+        out.clear();
+        append_option_ack(&[("tsize", 3000), ("blksize", 1468)], &mut out);
         assert_eq!(out, b"\0\x06tsize\x003000\0blksize\x001468\0");
         let error = ErrorReply::new(ErrorCode::FileNotFound, "no \0such file");
         assert_eq!(error.encode(), b"\0\x05\0\x01no such file\0");

@@ -2,7 +2,8 @@
 //!
 //! Contract: after every `handle` and `handle_timeout`, call `poll_transmit` until it returns
 //! `false` and send each packet; then wait for a datagram or for `poll_timeout`. When `outcome` is
-//! set the transfer is over. The file is borrowed per call and must not change its length.
+//! set the transfer is over. The file is borrowed per call and must not change its length. `now` is
+//! in microseconds of any clock that only goes forward.
 
 use super::packet::{self, ErrorCode, ErrorReply, Packet, Request};
 
@@ -13,24 +14,28 @@ const BLOCK_LEN_MIN: u64 = 8;
 /// Largest size a DATA packet can have, whatever the configuration says.
 const BLOCK_LEN_LIMIT: u64 = 65464;
 
-/// Bounds of a transfer, each with the reason it exists.
+/// Bounds of a transfer, each with the reason it exists. Times are in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Largest block in octets. 1468 fills an Ethernet frame; more would fragment, and most
-    /// firmware cannot reassemble.
+    /// firmware cannot reassemble. The shell lowers it to the path's MTU ([`block_len_for`]).
     pub block_len_max: u16,
     /// Most blocks in flight (RFC 7440). A NIC's boot driver has few receive buffers.
     pub window_max: u16,
     /// Wait before the first retransmission, until a round trip was measured.
-    pub rto_initial_ms: u64,
-    /// Shortest wait: firmware acknowledges late when it writes to a slow place.
-    pub rto_min_ms: u64,
+    pub rto_initial_us: u64,
+    /// Shortest wait. Firmware polls its NIC every 10 ms; below twice that a block that was only
+    /// read late would be sent again.
+    pub rto_min_us: u64,
     /// Longest wait under back-off.
-    pub rto_max_ms: u64,
-    /// Retransmissions in a row without progress before the client counts as gone.
-    pub retries_max: u32,
+    pub rto_max_us: u64,
+    /// Retransmissions to a client that never answered: its address may be spoofed.
+    pub handshake_retries_max: u32,
+    /// Silence after which a client that had answered counts as gone. Firmware that erases flash
+    /// or shows a prompt stops for longer than back-off from 20 ms would allow by counting.
+    pub silence_max_us: u64,
     /// Longest transfer. A client that acknowledges one block a minute must not hold a slot.
-    pub lifetime_ms: u64,
+    pub lifetime_us: u64,
     /// What follows block 65535.
     pub roll_over: RollOver,
 }
@@ -40,14 +45,23 @@ impl Default for Limits {
         Self {
             block_len_max: 1468,
             window_max: 32,
-            rto_initial_ms: 1000,
-            rto_min_ms: 200,
-            rto_max_ms: 8000,
-            retries_max: 8,
-            lifetime_ms: 1_800_000,
+            rto_initial_us: 500_000,
+            rto_min_us: 20_000,
+            rto_max_us: 8_000_000,
+            handshake_retries_max: 5,
+            silence_max_us: 45_000_000,
+            lifetime_us: 1_800_000_000,
             roll_over: RollOver::Zero,
         }
     }
+}
+
+/// Largest block that a path of this MTU carries in one packet: IP header (20 octets, IPv6 40), UDP
+/// header (8) and DATA header (4) off.
+pub fn block_len_for(mtu: u32, ipv6: bool) -> u16 {
+    let headers = if ipv6 { 40 + 8 + 4 } else { 20 + 8 + 4 };
+    let most = u64::from(mtu.saturating_sub(headers));
+    most.clamp(BLOCK_LEN_MIN, BLOCK_LEN_LIMIT) as u16
 }
 
 /// The block number after 65535. RFC 1350 is silent; nearly every client takes 0.
@@ -82,7 +96,7 @@ pub enum Outcome {
     ClientError(ErrorReply),
     /// No answer to the last retransmission.
     TimedOut,
-    /// Longer than [`Limits::lifetime_ms`].
+    /// Longer than [`Limits::lifetime_us`].
     TooSlow,
 }
 
@@ -131,19 +145,27 @@ pub struct Transfer {
     sent: u64,
     /// The window was restarted for an ACK of this block already.
     restarted_at: Option<u64>,
+    /// When the block after `acked` was last sent.
+    window_us: u64,
     rto: Rto,
     /// A block sent once, and when (Karn: never a retransmitted one).
     timed: Option<(u64, u64)>,
+    /// The OACK was sent before: its answer tells no round trip.
+    options_sent: bool,
+    /// Whether the client ever answered.
+    answered: bool,
+    /// When it last made progress; at first, when it asked.
+    heard_us: u64,
     retries: u32,
-    deadline_ms: Option<u64>,
-    end_ms: u64,
+    deadline_us: Option<u64>,
+    end_us: u64,
     outcome: Option<Outcome>,
     stats: Stats,
 }
 
 impl Transfer {
     /// A transfer of `file_len` octets as the request asks.
-    pub fn new(now_ms: u64, request: &Request, file_len: u64, limits: Limits) -> Self {
+    pub fn new(now_us: u64, request: &Request, file_len: u64, limits: Limits) -> Self {
         let mut transfer = Self {
             limits,
             options: Vec::new(),
@@ -156,11 +178,15 @@ impl Transfer {
             next: 1,
             sent: 0,
             restarted_at: None,
+            window_us: now_us,
             rto: Rto::new(&limits),
             timed: None,
+            options_sent: false,
+            answered: false,
+            heard_us: now_us,
             retries: 0,
-            deadline_ms: None,
-            end_ms: now_ms.saturating_add(limits.lifetime_ms),
+            deadline_us: None,
+            end_us: now_us.saturating_add(limits.lifetime_us),
             outcome: None,
             stats: Stats::default(),
         };
@@ -193,7 +219,7 @@ impl Transfer {
                 }
                 "tsize" => self.options.push(("tsize", self.file_len)),
                 "timeout" if (1..=255).contains(&asked) => {
-                    self.rto = Rto::fixed(asked * 1000);
+                    self.rto = Rto::fixed(asked * 1_000_000);
                     self.options.push(("timeout", asked));
                 }
                 "windowsize" if (1..=65535).contains(&asked) => {
@@ -225,64 +251,79 @@ impl Transfer {
         self.window
     }
 
+    /// Whether the client ever answered: until then its address may be spoofed.
+    pub fn answered(&self) -> bool {
+        self.answered
+    }
+
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
         if self.outcome.is_some() {
             return None;
         }
         Some(
-            self.deadline_ms
-                .map_or(self.end_ms, |deadline| deadline.min(self.end_ms)),
+            self.deadline_us
+                .map_or(self.end_us, |deadline| deadline.min(self.end_us)),
         )
     }
 
-    /// Writes the next packet into `out`; `false` when there is none to send now.
-    pub fn poll_transmit(&mut self, now_ms: u64, file: &[u8], out: &mut Vec<u8>) -> bool {
+    /// Writes the next packet into `out`, which is cleared; `false` when there is none to send now.
+    pub fn poll_transmit(&mut self, now_us: u64, file: &[u8], out: &mut Vec<u8>) -> bool {
+        out.clear();
+        self.poll_transmit_onto(now_us, file, out)
+    }
+
+    /// The same, appended to `out`: several packets side by side go out in one call of the kernel.
+    pub fn poll_transmit_onto(&mut self, now_us: u64, file: &[u8], out: &mut Vec<u8>) -> bool {
         if self.outcome.is_some() {
             return false;
         }
         match self.phase {
             Phase::Options { pending: false } => return false,
             Phase::Options { pending: true } => {
-                packet::encode_option_ack(&self.options, out);
+                packet::append_option_ack(&self.options, out);
                 self.phase = Phase::Options { pending: false };
-                self.timed = (self.retries == 0).then_some((0, now_ms));
+                self.timed = (!self.options_sent).then_some((0, now_us));
+                self.options_sent = true;
             }
             Phase::Data => {
                 if self.next > self.blocks.min(self.acked + self.window) {
                     return false;
                 }
-                self.data(now_ms, file, out);
+                self.data(now_us, file, out);
             }
         }
-        self.deadline_ms = Some(now_ms.saturating_add(self.rto.get()));
+        self.deadline_us = Some(now_us.saturating_add(self.rto.get()));
         true
     }
 
-    fn data(&mut self, now_ms: u64, file: &[u8], out: &mut Vec<u8>) {
+    fn data(&mut self, now_us: u64, file: &[u8], out: &mut Vec<u8>) {
         let block = self.next;
         let start = ((block - 1) * self.block_len).min(file.len() as u64) as usize;
         let end = (block * self.block_len).min(file.len() as u64) as usize;
-        packet::encode_data(self.limits.roll_over.wire(block), &file[start..end], out);
+        packet::append_data(self.limits.roll_over.wire(block), &file[start..end], out);
         self.stats.blocks_sent += 1;
         if block > self.sent {
             self.sent = block;
-            self.timed.get_or_insert((block, now_ms));
+            self.timed.get_or_insert((block, now_us));
         } else {
             self.stats.blocks_again += 1;
             self.timed = None;
+        }
+        if block == self.acked + 1 {
+            self.window_us = now_us;
         }
         self.stats.rolled_over |= block > u64::from(u16::MAX);
         self.next += 1;
     }
 
     /// Takes a datagram of the client.
-    pub fn handle(&mut self, now_ms: u64, datagram: &[u8]) {
+    pub fn handle(&mut self, now_us: u64, datagram: &[u8]) {
         if self.outcome.is_some() {
             return;
         }
         match Packet::parse(datagram) {
-            Ok(Packet::Ack { block }) => self.acknowledged(now_ms, block),
+            Ok(Packet::Ack { block }) => self.acknowledged(now_us, block),
             Ok(Packet::Error(error)) => {
                 // Before the first ACK nothing but options was agreed: 8 says "not these", 0 is
                 // what older firmware sends for the same.
@@ -308,33 +349,35 @@ impl Transfer {
         }
     }
 
-    fn acknowledged(&mut self, now_ms: u64, wire: u16) {
+    fn acknowledged(&mut self, now_us: u64, wire: u16) {
         match self.phase {
             Phase::Options { .. } if wire == 0 => {
                 self.phase = Phase::Data;
-                self.progress(now_ms, 0);
+                self.progress(now_us, 0);
             }
             Phase::Options { .. } => self.stats.ignored += 1,
             Phase::Data => {
                 // At most a window of candidates, so a wrapped number cannot be mistaken.
                 let mut candidates = self.acked..=self.sent;
                 match candidates.find(|block| self.limits.roll_over.wire(*block) == wire) {
-                    Some(block) if block > self.acked => self.progress(now_ms, block),
-                    Some(_) => self.repeated(),
+                    Some(block) if block > self.acked => self.progress(now_us, block),
+                    Some(_) => self.repeated(now_us),
                     None => self.stats.ignored += 1,
                 }
             }
         }
     }
 
-    fn progress(&mut self, now_ms: u64, block: u64) {
-        if let Some((timed, sent_ms)) = self.timed
+    fn progress(&mut self, now_us: u64, block: u64) {
+        if let Some((timed, sent_us)) = self.timed
             && timed <= block
         {
-            self.rto.sample(now_ms.saturating_sub(sent_ms));
+            self.rto.sample(now_us.saturating_sub(sent_us));
             self.timed = None;
         }
         self.acked = block;
+        self.answered = true;
+        self.heard_us = now_us;
         self.retries = 0;
         self.restarted_at = None;
         self.stats.acked_len = (block * self.block_len).min(self.file_len);
@@ -344,15 +387,18 @@ impl Transfer {
         }
         // An ACK inside the window says that what follows it was lost (RFC 7440 section 4).
         self.next = block + 1;
-        self.deadline_ms = Some(now_ms.saturating_add(self.rto.get()));
+        self.deadline_us = Some(now_us.saturating_add(self.rto.get()));
     }
 
     /// The same ACK again. In lock step it is a late duplicate, and to answer it would double
     /// every later packet (the Sorcerer's Apprentice; RFC 1123 section 4.2.3.1). With a window it
-    /// says that the first block after it was lost: start over, once.
-    fn repeated(&mut self) {
+    /// says that the first block after it was lost: start over, once, and not for an ACK that left
+    /// before that block could arrive. A receiver that acknowledges each block of a broken window
+    /// would else buy a second window.
+    fn repeated(&mut self, now_us: u64) {
         let in_flight = self.next > self.acked + 1;
-        if self.window > 1 && in_flight && self.restarted_at != Some(self.acked) {
+        let could_know = now_us.saturating_sub(self.window_us) >= self.rto.shortest();
+        if self.window > 1 && in_flight && could_know && self.restarted_at != Some(self.acked) {
             self.restarted_at = Some(self.acked);
             self.next = self.acked + 1;
             self.timed = None;
@@ -361,19 +407,40 @@ impl Transfer {
         }
     }
 
+    /// The request came again: the first answer was lost. It is sent again at once, one packet for
+    /// one request; after the client answered, the request is a late duplicate.
+    pub fn handle_repeated_request(&mut self) {
+        if self.outcome.is_some() || self.answered {
+            self.stats.ignored += 1;
+            return;
+        }
+        match self.phase {
+            Phase::Options { .. } => self.phase = Phase::Options { pending: true },
+            Phase::Data => self.next = 1,
+        }
+        self.timed = None;
+    }
+
     /// Time passed: retransmits or gives up.
-    pub fn handle_timeout(&mut self, now_ms: u64) {
+    pub fn handle_timeout(&mut self, now_us: u64) {
         if self.outcome.is_some() {
             return;
         }
-        if now_ms >= self.end_ms {
+        if now_us >= self.end_us {
             self.outcome = Some(Outcome::TooSlow);
             return;
         }
-        if self.deadline_ms.is_none_or(|deadline| now_ms < deadline) {
+        if self.deadline_us.is_none_or(|deadline| now_us < deadline) {
             return;
         }
-        if self.retries >= self.limits.retries_max {
+        // A client that chose its interval (RFC 2349) is given at least four of them.
+        let patience = self.limits.silence_max_us.max(self.rto.chosen() * 4);
+        let gone = if self.answered {
+            now_us.saturating_sub(self.heard_us) >= patience
+        } else {
+            self.retries >= self.limits.handshake_retries_max
+        };
+        if gone {
             self.outcome = Some(Outcome::TimedOut);
             return;
         }
@@ -384,7 +451,7 @@ impl Transfer {
             Phase::Options { .. } => self.phase = Phase::Options { pending: true },
             Phase::Data => self.next = self.acked + 1,
         }
-        self.deadline_ms = Some(now_ms.saturating_add(self.rto.get()));
+        self.deadline_us = Some(now_us.saturating_add(self.rto.get()));
     }
 }
 
@@ -392,57 +459,73 @@ impl Transfer {
 /// client chose it (RFC 2349).
 #[derive(Debug)]
 struct Rto {
-    current_ms: u64,
-    min_ms: u64,
-    max_ms: u64,
-    /// Smoothed round trip and its variation, in eighths of a millisecond.
+    current_us: u64,
+    min_us: u64,
+    max_us: u64,
+    /// Smoothed round trip and its variation.
     smoothed: Option<(u64, u64)>,
+    /// Shortest round trip seen.
+    shortest_us: Option<u64>,
     fixed: bool,
 }
 
 impl Rto {
     fn new(limits: &Limits) -> Self {
         Self {
-            current_ms: limits.rto_initial_ms.max(1),
-            min_ms: limits.rto_min_ms.max(1),
-            max_ms: limits.rto_max_ms.max(limits.rto_min_ms).max(1),
+            current_us: limits.rto_initial_us.max(1),
+            min_us: limits.rto_min_us.max(1),
+            max_us: limits.rto_max_us.max(limits.rto_min_us).max(1),
             smoothed: None,
+            shortest_us: None,
             fixed: false,
         }
     }
 
-    fn fixed(ms: u64) -> Self {
+    fn fixed(us: u64) -> Self {
         Self {
-            current_ms: ms,
-            min_ms: ms,
-            max_ms: ms,
+            current_us: us,
+            min_us: us,
+            max_us: us,
             smoothed: None,
+            shortest_us: None,
             fixed: true,
         }
     }
 
     fn get(&self) -> u64 {
-        self.current_ms
+        self.current_us
     }
 
-    fn sample(&mut self, round_trip_ms: u64) {
+    /// Shortest round trip seen; 0 before the first.
+    fn shortest(&self) -> u64 {
+        self.shortest_us.unwrap_or(0)
+    }
+
+    /// The interval the client chose; 0 when it did not.
+    fn chosen(&self) -> u64 {
+        if self.fixed { self.current_us } else { 0 }
+    }
+
+    fn sample(&mut self, round_trip_us: u64) {
+        let shortest = self.shortest_us.get_or_insert(round_trip_us);
+        *shortest = round_trip_us.min(*shortest);
         if self.fixed {
             return;
         }
-        let sample = round_trip_ms.min(self.max_ms) * 8;
+        let sample = round_trip_us.min(self.max_us);
         let (smoothed, variation) = match self.smoothed {
             None => (sample, sample / 2),
             Some((smoothed, variation)) => (
-                smoothed * 7 / 8 + sample / 8,
-                variation * 3 / 4 + smoothed.abs_diff(sample) / 4,
+                (smoothed * 7 + sample) / 8,
+                (variation * 3 + smoothed.abs_diff(sample)) / 4,
             ),
         };
         self.smoothed = Some((smoothed, variation));
-        self.current_ms = ((smoothed + 4 * variation) / 8).clamp(self.min_ms, self.max_ms);
+        self.current_us = (smoothed + 4 * variation).clamp(self.min_us, self.max_us);
     }
 
     fn back_off(&mut self) {
-        self.current_ms = (self.current_ms.saturating_mul(2)).min(self.max_ms);
+        self.current_us = (self.current_us.saturating_mul(2)).min(self.max_us);
     }
 }
 

@@ -204,37 +204,94 @@ fn an_ack_beyond_a_restarted_window_counts() {
     assert_eq!(drain(&mut t, 1, &file), ["5:512", "6:512", "7:0"]);
 }
 
-#[test]
-fn silence_is_met_with_back_off_and_an_end() {
-    let file = file(9);
-    let mut t = transfer(&[], 9);
-    drain(&mut t, 0, &file);
+const MS: u64 = 1_000;
+const S: u64 = 1_000_000;
+
+/// Waits for each deadline; when something was sent again.
+fn sent_again(t: &mut Transfer, file: &[u8]) -> Vec<u64> {
     let mut at = Vec::new();
     while t.outcome().is_none() {
         let now = t.poll_timeout().unwrap();
         t.handle_timeout(now - 1);
-        assert!(
-            drain(&mut t, now - 1, &file).is_empty(),
-            "not a moment too early"
-        );
+        assert!(drain(t, now - 1, file).is_empty(), "not a moment too early");
         t.handle_timeout(now);
-        if !drain(&mut t, now, &file).is_empty() {
+        if !drain(t, now, file).is_empty() {
             at.push(now);
         }
     }
+    at
+}
+
+#[test]
+fn silence_from_the_start_is_met_with_back_off_and_an_early_end() {
+    let file = file(9);
+    let mut t = transfer(&[], 9);
+    drain(&mut t, 0, &file);
+    let at = sent_again(&mut t, &file);
     assert_eq!(
         at,
-        [1000, 3000, 7000, 15_000, 23_000, 31_000, 39_000, 47_000]
+        [500, 1500, 3500, 7500, 15_500].map(|ms| ms * MS),
+        "five packets to an address that may be spoofed"
     );
     assert_eq!(t.outcome(), Some(&Outcome::TimedOut));
+}
+
+#[test]
+fn a_client_that_falls_silent_is_given_its_time() {
+    let file = file(5000);
+    let mut t = transfer(&[], 5000);
+    drain(&mut t, 0, &file);
+    t.handle(MS, &ack(1));
+    drain(&mut t, MS, &file);
+    let at = sent_again(&mut t, &file);
+    assert_eq!(t.outcome(), Some(&Outcome::TimedOut));
+    assert_eq!(at[0], 21 * MS, "soon at first");
+    let last = *at.last().unwrap();
+    assert!((40 * S..47 * S).contains(&last), "{last}");
+    assert!(at.len() <= 16, "and backed off: {at:?}");
 }
 
 #[test]
 fn the_oack_is_sent_again_too() {
     let mut t = transfer(&[("tsize", "0")], 9);
     assert_eq!(drain(&mut t, 0, &file(9)), ["tsize=9"]);
-    t.handle_timeout(1000);
-    assert_eq!(drain(&mut t, 1000, &file(9)), ["tsize=9"]);
+    t.handle_timeout(500 * MS);
+    assert_eq!(drain(&mut t, 500 * MS, &file(9)), ["tsize=9"]);
+}
+
+#[test]
+fn a_repeated_request_is_answered_at_once_until_the_client_answered() {
+    let file = file(5000);
+    for (options, first) in [(&[("tsize", "0")][..], "tsize=5000"), (&[], "1:512")] {
+        let mut t = transfer(options, 5000);
+        assert_eq!(drain(&mut t, 0, &file), [first]);
+        t.handle_repeated_request();
+        assert_eq!(drain(&mut t, 100, &file), [first], "one for one");
+        assert!(drain(&mut t, 100, &file).is_empty());
+        t.handle(200, &ack(u16::from(options.is_empty())));
+        drain(&mut t, 200, &file);
+        t.handle_repeated_request();
+        assert!(drain(&mut t, 300, &file).is_empty(), "a late duplicate");
+    }
+}
+
+#[test]
+fn a_broken_window_is_sent_again_once_however_often_the_client_says_so() {
+    let file = file(40 * 512);
+    let mut t = transfer(&[("windowsize", "16")], 40 * 512);
+    drain(&mut t, 0, &file);
+    t.handle(300, &ack(0));
+    assert_eq!(drain(&mut t, 300, &file).len(), 16);
+    // Block 5 was lost; the receiver acknowledges 4 for each of the eleven behind it.
+    t.handle(600, &ack(4));
+    assert_eq!(drain(&mut t, 600, &file).len(), 16);
+    for n in 1..11 {
+        t.handle(600 + n, &ack(4));
+        assert!(drain(&mut t, 600 + n, &file).is_empty(), "no second window");
+    }
+    // Block 5 was lost again: this ACK comes a round trip later.
+    t.handle(900, &ack(4));
+    assert_eq!(drain(&mut t, 900, &file).len(), 16);
 }
 
 #[test]
@@ -244,32 +301,58 @@ fn measured_round_trips_shorten_the_wait_and_a_chosen_timeout_stays() {
     let mut now = 0;
     for block in 1..=20 {
         drain(&mut t, now, &file);
-        now += 2;
+        now += 200;
         t.handle(now, &ack(block));
     }
     drain(&mut t, now, &file);
-    assert_eq!(t.poll_timeout(), Some(now + 200), "the shortest wait");
+    assert_eq!(t.poll_timeout(), Some(now + 20 * MS), "the shortest wait");
     // A retransmitted block is no sample (Karn).
-    t.handle_timeout(now + 200);
-    drain(&mut t, now + 200, &file);
-    t.handle(now + 100_000, &ack(21));
-    drain(&mut t, now + 100_000, &file);
+    t.handle_timeout(now + 20 * MS);
+    drain(&mut t, now + 20 * MS, &file);
+    t.handle(now + 10 * S, &ack(21));
+    drain(&mut t, now + 10 * S, &file);
     assert_eq!(
         t.poll_timeout(),
-        Some(now + 100_400),
+        Some(now + 10 * S + 40 * MS),
         "backed off, not stretched by the silence"
     );
 
+    let mut t = transfer(&[], 100 * 512);
+    let mut now = 0;
+    for block in 1..=40 {
+        drain(&mut t, now, &file);
+        now += 60 * MS;
+        t.handle(now, &ack(block));
+    }
+    drain(&mut t, now, &file);
+    let wait = t.poll_timeout().unwrap() - now;
+    assert!((60 * MS..70 * MS).contains(&wait), "a slow client: {wait}");
+
     let mut t = transfer(&[("timeout", "5")], 9);
     drain(&mut t, 0, &file);
-    assert_eq!(t.poll_timeout(), Some(5000));
-    t.handle_timeout(5000);
-    drain(&mut t, 5000, &file);
+    assert_eq!(t.poll_timeout(), Some(5 * S));
+    t.handle_timeout(5 * S);
+    drain(&mut t, 5 * S, &file);
     assert_eq!(
         t.poll_timeout(),
-        Some(10_000),
+        Some(10 * S),
         "RFC 2349: the client's interval, every time"
     );
+}
+
+#[test]
+fn blocks_fit_the_path() {
+    for (mtu, ipv6, want) in [
+        (1500, false, 1468),
+        (1500, true, 1448),
+        (1280, true, 1228),
+        (576, false, 544),
+        (9000, false, 8968),
+        (65_536, false, 65_464),
+        (0, false, 8),
+    ] {
+        assert_eq!(block_len_for(mtu, ipv6), want, "{mtu} {ipv6}");
+    }
 }
 
 #[test]
@@ -280,13 +363,13 @@ fn rejects_a_client_that_trickles() {
     let mut block = 0;
     while t.outcome().is_none() {
         drain(&mut t, now, &file);
-        now += 10_000;
+        now += 10 * S;
         t.handle_timeout(now);
         drain(&mut t, now, &file);
         block += 1;
         t.handle(now, &ack(block));
     }
-    assert_eq!((t.outcome(), now), (Some(&Outcome::TooSlow), 1_800_000));
+    assert_eq!((t.outcome(), now), (Some(&Outcome::TooSlow), 1800 * S));
 }
 
 #[test]
@@ -361,7 +444,8 @@ fn lossy(seed: u64, len: usize, window: u64, block_len: u64) -> (Outcome, Vec<u8
         &request(&[("blksize", &b), ("windowsize", &w)]),
         len as u64,
         Limits {
-            retries_max: 40,
+            handshake_retries_max: 40,
+            silence_max_us: 400 * S,
             ..Limits::default()
         },
     );
@@ -446,7 +530,7 @@ proptest::proptest! {
         len in 0u64..5000,
         blksize in 0u32..70_000,
         windowsize in 0u32..70,
-        packets in proptest::collection::vec((0u16..7, 0u16..20, 0u64..3000), 0..60),
+        packets in proptest::collection::vec((0u16..7, 0u16..20, 0u64..3_000_000), 0..60),
     ) {
         let (b, w) = (blksize.to_string(), windowsize.to_string());
         let mut t = transfer(&[("blksize", &b), ("windowsize", &w)], len);
