@@ -16,6 +16,8 @@ pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
 use netstack::Ipv6Prefix;
 
+use crate::shell::tftp;
+
 /// Where the daemon looks when no `--config` is given.
 pub const DEFAULT_PATH: &str = "/etc/vestibule/vestibule.toml";
 /// Most fixed addresses: as many as an inventory of one segment may have machines.
@@ -84,6 +86,17 @@ pub struct Provisioning {
     pub ipv6: Option<ProvisioningV6>,
     /// Ports on this interface.
     pub ports: ProvisioningPorts,
+    /// How TFTP is served.
+    pub tftp: Tftp,
+}
+
+/// `provisioning.tftp_*` beside the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tftp {
+    /// One port for all transfers, or one for each.
+    pub ports: tftp::Ports,
+    /// Largest block; the route's MTU lowers it further.
+    pub block_bytes_max: u16,
 }
 
 /// `[provisioning.ipv6]`
@@ -514,6 +527,20 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
         reservations,
         ipv6: ipv6.ok()?,
         ports: ports?,
+        tftp: read_tftp(section)?,
+    })
+}
+
+fn read_tftp(section: &Section<'_, '_>) -> Option<Tftp> {
+    let ports = section.choice(
+        "tftp_ports",
+        &[("one", tftp::Ports::One), ("each", tftp::Ports::Ephemeral)],
+    );
+    // RFC 2348: 65464 at most. Below 512 nobody gains.
+    let block = section.integer("tftp_block_bytes_max", 512..=65_464, "bytes");
+    Some(Tftp {
+        ports: ports.unwrap_or_default(),
+        block_bytes_max: u16::try_from(block.unwrap_or(1468)).ok()?,
     })
 }
 

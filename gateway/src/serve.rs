@@ -4,7 +4,7 @@
 //! Listeners are opened before anything is answered, so a port in use or a missing privilege ends
 //! the start with one line. Readiness is told only when all of them are open.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +21,6 @@ use gateway_core::identity::UnixMillis;
 use gateway_core::record::Record;
 use hw::clock::{Clock, ClockQuality, WallClock};
 use netstack::{dhcp, dhcp6, ra};
-use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -279,6 +278,7 @@ struct Inside {
     boot: Listener,
     attest: Listener,
     tftp: UdpSocket,
+    tftp_options: tftp::Options,
 }
 
 impl Inside {
@@ -293,7 +293,7 @@ impl Inside {
         let tftp = at(ports.tftp);
         let started = Instant::now();
         let tftp = loop {
-            match UdpSocket::bind(tftp).await {
+            match UdpSocket::bind(tftp) {
                 Ok(socket) => break socket,
                 Err(error)
                     if address.is_ipv6()
@@ -313,8 +313,18 @@ impl Inside {
             boot: tcp("boot", ports.boot_https, listen::BOOT).await?,
             attest: tcp("attest", ports.attest, listen::ATTEST).await?,
             tftp,
+            tftp_options: tftp_options(config),
         })
     }
+}
+
+fn tftp_options(config: &Config) -> tftp::Options {
+    let mut options = tftp::Options {
+        ports: config.provisioning.tftp.ports,
+        ..tftp::Options::default()
+    };
+    options.bounds.transfer.block_len_max = config.provisioning.tftp.block_bytes_max;
+    options
 }
 
 /// Every TCP and TFTP listener, open.
@@ -398,9 +408,10 @@ impl Listeners {
                 Ok("attest")
             });
             let (socket, token, source) = (inside.tftp, cancel.clone(), source.clone());
+            let options = inside.tftp_options;
             tasks.spawn(async move {
                 let address = socket.local_addr();
-                tftp::serve(socket, source, tftp::Bounds::default(), token)
+                tftp::serve(socket, source, options, token)
                     .await
                     .map_err(|source| ServeError::Tftp {
                         address: address.unwrap_or(([0, 0, 0, 0], 0).into()),

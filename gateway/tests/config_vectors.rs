@@ -51,6 +51,7 @@ fn the_example_is_valid_and_shows_the_defaults() {
     let minimal = Config::parse(&minimal, Path::new("/etc/vestibule")).expect("valid");
     assert_eq!(example.appliance, minimal.appliance);
     assert_eq!(example.provisioning.ports, minimal.provisioning.ports);
+    assert_eq!(example.provisioning.tftp, minimal.provisioning.tftp);
     assert_eq!(
         example.provisioning.lease_secs,
         minimal.provisioning.lease_secs

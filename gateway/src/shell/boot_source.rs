@@ -24,7 +24,8 @@ pub struct BootSource {
 
 impl FileSource for BootSource {
     async fn open(&self, peer: SocketAddr, name: &str) -> Result<Bytes, ErrorReply> {
-        let wanted = name.trim_start_matches('/').to_owned();
+        // Second stages ask beside the first file, which lies at the top; EFI writes `\`.
+        let wanted = name.trim_start_matches(['/', '\\']).to_owned();
         let images = self.images.current();
         let Some(image) = images
             .iter()
@@ -53,5 +54,67 @@ impl FileSource for BootSource {
 
     fn refused(&self, _peer: SocketAddr, code: &'static str) {
         self.metrics.count(TFTP, code);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::{Images, tests::artefact};
+
+    fn source() -> BootSource {
+        let dir = tempfile::tempdir().expect("dir");
+        std::fs::write(dir.path().join("a.efi"), b"hello").expect("written");
+        std::fs::write(dir.path().join("key.pem"), b"secret").expect("written");
+        std::os::unix::fs::symlink("key.pem", dir.path().join("link")).expect("linked");
+        let images = Images::read(dir.path(), &[artefact("a.efi", b"hello")]).expect("read");
+        BootSource {
+            // Nobody answers at the other end: who gets so far is told that we are busy.
+            handle: Handle::new(1).0,
+            images: ImageStore::new(images),
+            metrics: Arc::default(),
+        }
+    }
+
+    async fn code(source: &BootSource, name: &str) -> ErrorCode {
+        let peer = ([10, 0, 0, 1], 2070).into();
+        source.open(peer, name).await.expect_err("no file").code
+    }
+
+    /// ATTACKS row 34.
+    #[tokio::test]
+    async fn rejects_every_path_but_the_name_of_an_artefact() {
+        let source = source();
+        for name in [
+            "../a.efi",
+            "x/../a.efi",
+            "./a.efi",
+            "/etc/passwd",
+            "..\\..\\etc\\passwd",
+            "a.efi/",
+            "a.efi\0.txt",
+            "A.EFI",
+            "key.pem",
+            "link",
+            "catalog.json",
+            "",
+            "/",
+        ] {
+            assert_eq!(
+                code(&source, name).await,
+                ErrorCode::FileNotFound,
+                "{name:?}"
+            );
+        }
+    }
+
+    /// ValdikSS/Super-UEFIinSecureBoot-Disk#4: names derived from the path of the first file.
+    #[tokio::test]
+    async fn super_uefi_4_a_name_beside_the_first_file_is_found() {
+        let source = source();
+        for name in ["a.efi", "/a.efi", "//a.efi", "\\a.efi"] {
+            // Found: what is told is that nobody decides, not that it is missing.
+            assert_eq!(code(&source, name).await, ErrorCode::NotDefined, "{name:?}");
+        }
     }
 }

@@ -1,11 +1,19 @@
-//! The listener against real clients on loopback: tftp-hpa, busybox, curl; and against raw
+//! The listener against real clients on loopback: tftp-hpa, atftp, busybox, curl; and against raw
 //! datagrams where no client does it on purpose. A client that is not installed prints `SKIP`.
+//! What does not depend on the ports is run with one port and with a port each.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Mutex;
+use std::time::Instant;
+
+use netstack::tftp::{Outcome, Packet, Stats};
+use tokio::net::UdpSocket;
 
 use super::*;
+
+const BOTH: [Ports; 2] = [Ports::One, Ports::Ephemeral];
 
 /// Files by name; records what the listener reports.
 struct Files {
@@ -40,11 +48,16 @@ struct Served {
 }
 
 impl Served {
-    async fn start(bounds: Bounds) -> Self {
+    async fn start(ports: Ports) -> Self {
+        Self::bounded(ports, Bounds::default()).await
+    }
+
+    async fn bounded(ports: Ports, bounds: Bounds) -> Self {
         let contents = HashMap::from([
             ("small.efi", pattern(3000)),
             ("empty", Bytes::new()),
             ("exact", pattern(512 * 4)),
+            ("middle.img", pattern(777_777)),
             ("big.img", pattern(34 << 20)),
             ("note.txt", Bytes::from_static(b"one\ntwo\r\nthree")),
         ]);
@@ -53,10 +66,11 @@ impl Served {
             reports: Mutex::default(),
             refused: Mutex::default(),
         });
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let task = tokio::spawn(serve(socket, files.clone(), bounds, stop.clone()));
+        let options = Options { bounds, ports };
+        let task = tokio::spawn(serve(socket, files.clone(), options, stop.clone()));
         Self {
             addr,
             files,
@@ -135,54 +149,87 @@ fn curl(addr: SocketAddr, options: &[&str], name: &str, to: &Path) -> Command {
     command
 }
 
+fn netascii_hpa(addr: SocketAddr, name: &str, to: &Path) -> Command {
+    let mut command = Command::new("tftp");
+    let port = addr.port().to_string();
+    command
+        .args(["-m", "ascii", "127.0.0.1", &port, "-c", "get", name])
+        .arg(to);
+    command
+}
+
+fn netascii_atftp(addr: SocketAddr, name: &str, to: &Path) -> Command {
+    atftp(addr, &["mode netascii"], name, to)
+}
+
+fn atftp(addr: SocketAddr, options: &[&str], name: &str, to: &Path) -> Command {
+    let mut command = Command::new("atftp");
+    for option in options {
+        command.args(["--option", option]);
+    }
+    command.args(["--get", "-r", name, "-l"]).arg(to);
+    command.args(["127.0.0.1", &addr.port().to_string()]);
+    command
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn common_clients_fetch_files() {
-    let served = Served::start(Bounds::default()).await;
-    let dir = tempfile::tempdir().unwrap();
-    let mut fetched = 0;
-    for name in ["small.efi", "empty", "exact"] {
-        let to = dir.path().join(name);
-        let clients = [
-            tftp_hpa(served.addr, name, &to),
-            busybox(served.addr, 512, name, &to),
-            busybox(served.addr, 1468, name, &to),
-            busybox(served.addr, 65464, name, &to),
-            curl(served.addr, &[], name, &to),
-            curl(served.addr, &["--tftp-blksize", "1428"], name, &to),
-            curl(served.addr, &["--tftp-no-options"], name, &to),
-        ];
-        for client in clients {
-            let line = format!("{client:?}");
-            // curl 7.88 fails on an empty file from any server (dnsmasq tried): getpeername().
-            if name == "empty" && line.contains("curl") {
-                continue;
+    for ports in BOTH {
+        let served = Served::start(ports).await;
+        let dir = tempfile::tempdir().unwrap();
+        let mut fetched = 0;
+        for name in ["small.efi", "empty", "exact", "middle.img"] {
+            let to = dir.path().join(name);
+            let clients = [
+                tftp_hpa(served.addr, name, &to),
+                busybox(served.addr, 512, name, &to),
+                busybox(served.addr, 1468, name, &to),
+                busybox(served.addr, 65464, name, &to),
+                curl(served.addr, &[], name, &to),
+                curl(served.addr, &["--tftp-blksize", "1428"], name, &to),
+                curl(served.addr, &["--tftp-no-options"], name, &to),
+                atftp(served.addr, &[], name, &to),
+                atftp(served.addr, &["blksize 1428", "tsize 0"], name, &to),
+                atftp(
+                    served.addr,
+                    &["blksize 1428", "windowsize 16", "timeout 2"],
+                    name,
+                    &to,
+                ),
+            ];
+            for client in clients {
+                let line = format!("{client:?}");
+                // curl 7.88 fails on an empty file from any server (dnsmasq tried): getpeername().
+                if name == "empty" && line.contains("curl") {
+                    continue;
+                }
+                let _ = std::fs::remove_file(&to);
+                let Some(output) = run(client).await else {
+                    continue;
+                };
+                assert!(output.status.success(), "{ports:?} {line}: {output:?}");
+                let got = std::fs::read(&to).unwrap();
+                assert!(
+                    got == served.files.contents[name],
+                    "{ports:?} {line}: {} bytes",
+                    got.len()
+                );
+                fetched += 1;
             }
-            let _ = std::fs::remove_file(&to);
-            let Some(output) = run(client).await else {
-                continue;
-            };
-            assert!(output.status.success(), "{line}: {output:?}");
-            let got = std::fs::read(&to).unwrap();
-            assert!(
-                got == served.files.contents[name],
-                "{line}: {} bytes",
-                got.len()
-            );
-            fetched += 1;
         }
-    }
-    let ends = served.ends().await;
-    assert_eq!(ends.len(), fetched);
-    for (name, end, stats) in ends {
-        assert_eq!(end, End::Protocol(Outcome::Complete), "{name}");
-        assert_eq!((stats.blocks_again, stats.ignored), (0, 0), "{name}");
+        let ends = served.ends().await;
+        println!("{ports:?}: {fetched} files fetched whole");
+        assert_eq!(ends.len(), fetched);
+        for (name, end, _) in ends {
+            assert_eq!(end, End::Protocol(Outcome::Complete), "{ports:?} {name}");
+        }
     }
 }
 
 /// 34 MiB at 512 bytes: block numbers pass 65535, where servers that count in 16 bits stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_file_rolls_over() {
-    let served = Served::start(Bounds::default()).await;
+    let served = Served::start(Ports::default()).await;
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("big.img");
     let client = curl(served.addr, &["--tftp-no-options"], "big.img", &to);
@@ -211,7 +258,7 @@ async fn netascii_and_missing_files() {
         netascii_len_max: 100,
         ..Bounds::default()
     };
-    let served = Served::start(bounds).await;
+    let served = Served::bounded(Ports::default(), bounds).await;
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("note.txt");
     let ascii = |name: &str| curl(served.addr, &["--use-ascii"], name, &to);
@@ -221,6 +268,20 @@ async fn netascii_and_missing_files() {
     };
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::read(&to).unwrap(), b"one\r\ntwo\r\0\r\nthree");
+    let mut asks = 1;
+    for client in [
+        netascii_hpa(served.addr, "note.txt", &to),
+        netascii_atftp(served.addr, "note.txt", &to),
+    ] {
+        let _ = std::fs::remove_file(&to);
+        let line = format!("{client:?}");
+        let Some(output) = run(client).await else {
+            continue;
+        };
+        assert!(output.status.success(), "{line}: {output:?}");
+        assert_eq!(std::fs::read(&to).unwrap(), b"one\ntwo\r\nthree", "{line}");
+        asks += 1;
+    }
     let output = run(ascii("small.efi;mode=netascii")).await.unwrap();
     assert!(!output.status.success());
     let output = run(curl(served.addr, &[], "autoexec.ipxe", &to))
@@ -233,12 +294,14 @@ async fn netascii_and_missing_files() {
     );
     let ends = served.ends().await;
     let codes: Vec<_> = ends.iter().map(|(_, end, _)| end.code()).collect();
-    assert_eq!(codes, ["tftp.complete", "tftp.refused", "tftp.refused"]);
+    let mut want = vec!["tftp.complete"; asks];
+    want.extend(["tftp.refused", "tftp.refused"]);
+    assert_eq!(codes, want);
 }
 
 #[tokio::test]
 async fn rejects_writes() {
-    let served = Served::start(Bounds::default()).await;
+    let served = Served::start(Ports::default()).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     client
         .send_to(b"\0\x02x\0octet\0", served.addr)
@@ -263,7 +326,7 @@ async fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
 
 #[tokio::test]
 async fn noise_is_counted_and_not_answered() {
-    let served = Served::start(Bounds::default()).await;
+    let served = Served::start(Ports::default()).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     for noise in [
         &b""[..],
@@ -304,7 +367,7 @@ async fn noise_is_counted_and_not_answered() {
 /// another port with a window of 4.
 #[tokio::test]
 async fn uefi_probes_and_then_loads_in_windows() {
-    let served = Served::start(Bounds::default()).await;
+    let served = Served::start(Ports::default()).await;
     let probe = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let request = b"\0\x01small.efi\0octet\0tsize\x000\0blksize\x001468\0windowsize\x004\0";
     probe.send_to(request, served.addr).await.unwrap();
@@ -313,7 +376,7 @@ async fn uefi_probes_and_then_loads_in_windows() {
         oack,
         b"\0\x06tsize\x003000\0blksize\x001468\0windowsize\x004\0"
     );
-    assert_ne!(from, served.addr, "a port of its own");
+    assert_eq!(from, served.addr, "one port");
     probe
         .send_to(b"\0\x05\0\x08User aborted the transfer\0", from)
         .await
@@ -354,13 +417,14 @@ async fn rejects_transfers_over_the_bounds() {
         per_peer_max: 1,
         ..Bounds::default()
     };
-    let served = Served::start(bounds).await;
+    let served = Served::bounded(Ports::default(), bounds).await;
     let request = b"\0\x01small.efi\0octet\0";
     let first = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     first.send_to(request, served.addr).await.unwrap();
-    let (_, from) = receive(&first).await;
-    // The same request again is no second transfer.
+    receive(&first).await;
+    // The same request again is no second transfer; it is answered again.
     first.send_to(request, served.addr).await.unwrap();
+    receive(&first).await;
     let second = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     second.send_to(request, served.addr).await.unwrap();
     let (reply, _) = receive(&second).await;
@@ -371,8 +435,7 @@ async fn rejects_transfers_over_the_bounds() {
         .send_to(b"\0\x01exact\0octet\0", served.addr)
         .await
         .unwrap();
-    let (data, other) = receive(&first).await;
-    assert_ne!(other, from);
+    let (data, _) = receive(&first).await;
     assert_eq!(data.len(), 516);
     let ends = served.ends().await;
     let codes: Vec<_> = ends
@@ -386,45 +449,65 @@ async fn rejects_transfers_over_the_bounds() {
 }
 
 #[tokio::test]
-async fn stopping_tells_the_clients() {
-    let served = Served::start(Bounds::default()).await;
+async fn a_port_of_its_own_takes_no_strangers() {
+    let served = Served::start(Ports::Ephemeral).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    client
-        .send_to(b"\0\x01small.efi\0octet\0", served.addr)
-        .await
-        .unwrap();
-    receive(&client).await;
-    let waiting = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    waiting
-        .send_to(b"\0\x01never\0octet\0", served.addr)
-        .await
-        .unwrap();
-    // The request of `waiting` is in the socket before the stop.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(served.ends().await.len(), 2);
-    for socket in [client, waiting] {
-        assert_eq!(&receive(&socket).await.0[..4], b"\0\x05\0\0");
+    let request = b"\0\x01small.efi\0octet\0";
+    client.send_to(request, served.addr).await.unwrap();
+    let (_, from) = receive(&client).await;
+    assert_ne!(from, served.addr);
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    // The kernel tells a stranger that nobody listens there for him.
+    let _ = stranger.send_to(b"\0\x05\0\0spoofed\0", from).await;
+    client.send_to(b"\0\x04\0\x01", from).await.unwrap();
+    assert_eq!(receive(&client).await.0[..4], *b"\0\x03\0\x02");
+    assert_eq!(served.ends().await[0].1, End::Stopped);
+}
+
+#[tokio::test]
+async fn stopping_tells_the_clients() {
+    for ports in BOTH {
+        let served = Served::start(ports).await;
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client
+            .send_to(b"\0\x01small.efi\0octet\0", served.addr)
+            .await
+            .unwrap();
+        receive(&client).await;
+        let waiting = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        waiting
+            .send_to(b"\0\x01never\0octet\0", served.addr)
+            .await
+            .unwrap();
+        // The request of `waiting` is in the socket before the stop.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(served.ends().await.len(), 2, "{ports:?}");
+        for socket in [client, waiting] {
+            assert_eq!(&receive(&socket).await.0[..4], b"\0\x05\0\0");
+        }
     }
 }
 
 #[tokio::test]
 async fn a_client_that_vanished_ends_the_transfer_at_once() {
-    let served = Served::start(Bounds::default()).await;
-    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    client
-        .send_to(b"\0\x01big.img\0octet\0windowsize\x0016\0", served.addr)
-        .await
-        .unwrap();
-    let (_, from) = receive(&client).await;
-    client.send_to(b"\0\x04\0\0", from).await.unwrap();
-    drop(client);
-    let gone = async {
-        while served.files.reports.lock().unwrap().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(5), gone)
-        .await
-        .expect("ICMP ends it");
-    assert_eq!(served.ends().await[0].1, End::PeerGone);
+    for ports in BOTH {
+        let served = Served::start(ports).await;
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client
+            .send_to(b"\0\x01big.img\0octet\0windowsize\x0016\0", served.addr)
+            .await
+            .unwrap();
+        let (_, from) = receive(&client).await;
+        client.send_to(b"\0\x04\0\0", from).await.unwrap();
+        drop(client);
+        let gone = async {
+            while served.files.reports.lock().unwrap().is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), gone)
+            .await
+            .expect("ICMP ends it");
+        assert_eq!(served.ends().await[0].1, End::PeerGone, "{ports:?}");
+    }
 }
