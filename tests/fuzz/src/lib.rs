@@ -61,6 +61,13 @@ pub const TARGETS: &[Target] = &[
         cut: tftp::single,
     },
     Target {
+        name: "tftp_listener",
+        body: tftp::listener,
+        built_in: tftp::listener_seeds,
+        folders: &["tests/vectors/tftp"],
+        cut: tftp::single_of_a_client,
+    },
+    Target {
         name: "lldp",
         body: lldp::frame,
         built_in: lldp::seeds,
