@@ -2,9 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gateway::shell::tftp::{Options, Ports};
 use lab::bench;
 use lab::report::Report;
 use lab::scenarios::{self, Scenario};
@@ -34,6 +37,17 @@ enum Command {
         /// Leave the gateway running, with its admin endpoint on 127.0.0.1.
         #[arg(long)]
         keep: bool,
+    },
+    /// Serves a folder with the product's TFTP engine alone, for benches and tests.
+    #[command(hide = true)]
+    ServeTftp {
+        /// The folder.
+        folder: PathBuf,
+        /// Address and port.
+        address: SocketAddr,
+        /// A port for each transfer.
+        #[arg(long)]
+        own_ports: bool,
     },
     /// Runs a benchmark; without a name, lists them.
     Bench {
@@ -70,6 +84,11 @@ fn main() -> ExitCode {
         }
         Command::Ci => run_all(scenarios::ALL.iter()),
         Command::Demo { keep } => demo(keep),
+        Command::ServeTftp {
+            folder,
+            address,
+            own_ports,
+        } => serve_tftp(&folder, address, own_ports),
         Command::Bench { name, rounds } => run_bench(name.as_deref(), rounds),
     }
 }
@@ -99,6 +118,22 @@ fn run_bench(name: Option<&str>, rounds: usize) -> ExitCode {
             }
             println!("{:18} scenario storm, release build", "storm");
             ExitCode::SUCCESS
+        }
+    }
+}
+
+fn serve_tftp(folder: &Path, address: SocketAddr, own_ports: bool) -> ExitCode {
+    let mut options = Options::default();
+    // All clients of a load have one address.
+    options.bounds.per_peer_max = options.bounds.transfers_max;
+    if own_ports {
+        options.ports = Ports::Ephemeral;
+    }
+    match lab::tftp_server::serve_folder(folder, address, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab: {error:#}");
+            ExitCode::from(3)
         }
     }
 }

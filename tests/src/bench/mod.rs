@@ -10,6 +10,7 @@ mod dhcp;
 mod footprint;
 mod peer;
 mod row;
+mod tftp;
 mod usage;
 
 pub use peer::{Peer, Socket, is_open, plug, program, version};
@@ -51,6 +52,12 @@ pub const ALL: &[Bench] = &[
         what: "memory, size and start, beside dnsmasq and nginx at rest",
         limit_secs: 600,
         run: footprint::run,
+    },
+    Bench {
+        name: "tftp",
+        what: "lock step, windows, a storm and loss against tftpd-hpa, dnsmasq and atftpd",
+        limit_secs: 1_800,
+        run: tftp::run,
     },
 ];
 
@@ -98,7 +105,6 @@ pub struct Side<'a, T> {
     /// Its name, for the text of an error.
     pub name: &'a str,
     /// Measures one round, counted from 0.
-    #[expect(clippy::type_complexity, reason = "one closure for each side")]
     pub run: Box<dyn FnMut(usize) -> Result<T> + 'a>,
 }
 

@@ -69,7 +69,7 @@ pub fn run(report: &Report) -> Result<()> {
         "10,000 made-up clients on one port: the others are served, the daemon does not grow",
         spoofed(report, &site, &relay),
     );
-    report.check("the daemon still runs", { ensure_running(&mut site) });
+    report.check("the daemon still runs", ensure_running(&mut site));
     if !report.failures().is_empty() {
         report.note(format!("logs kept in {}", site.run.keep_logs().display()));
     }

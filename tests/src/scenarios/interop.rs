@@ -145,6 +145,41 @@ fn tftp_clients(gateway: &str, file: &str) -> Vec<Client> {
             "curl",
             words(&["-sS", "-m", "30", "-o", "OUT", &url]),
         ),
+        (
+            "curl, blksize 1428",
+            "curl",
+            words(&[
+                "-sS",
+                "-m",
+                "30",
+                "--tftp-blksize",
+                "1428",
+                "-o",
+                "OUT",
+                &url,
+            ]),
+        ),
+        (
+            "atftp",
+            "atftp",
+            words(&["--get", "-r", file, "-l", "OUT", gateway]),
+        ),
+        (
+            "atftp, blksize 1428, windowsize 16",
+            "atftp",
+            words(&[
+                "--option",
+                "blksize 1428",
+                "--option",
+                "windowsize 16",
+                "--get",
+                "-r",
+                file,
+                "-l",
+                "OUT",
+                gateway,
+            ]),
+        ),
     ]
 }
 

@@ -73,7 +73,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "interop",
-        what: "udhcpc, dhclient, tftp-hpa, busybox, curl and openssl against the daemon",
+        what: "udhcpc, dhclient, tftp-hpa, atftp, busybox, curl and openssl against the daemon",
         limit_secs: 240,
         run: interop::run,
     },

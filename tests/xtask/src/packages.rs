@@ -75,6 +75,11 @@ const PACKAGES: &[(&str, Need, &str)] = &[
     ),
     ("curl", Need::Test, "peer for the HTTPS and TFTP responders"),
     ("tftp-hpa", Need::Test, "peer for the TFTP server"),
+    (
+        "atftp",
+        Need::Test,
+        "the one packaged TFTP client with windowsize",
+    ),
     ("udhcpc", Need::Test, "peer for the DHCP server"),
     ("busybox-static", Need::Test, "a third TFTP client"),
     ("git", Need::Test, "the tests read what is committed"),
@@ -94,6 +99,11 @@ const PACKAGES: &[(&str, Need, &str)] = &[
         "dnsmasq-base",
         Need::Bench,
         "the DHCP and TFTP server most sites have",
+    ),
+    (
+        "libwrap0",
+        Need::Bench,
+        "library of the TFTP servers that are unpacked beside the host: tftpd-hpa, atftpd",
     ),
     (
         "kea-dhcp4-server",
