@@ -123,7 +123,10 @@ fn drain(server: &mut Server<Vec<u8>>, now_us: u64, out: &mut Vec<u8>) {
             assert_eq!(burst.len, out.len());
             assert!(burst.segment > 0 && burst.segment <= PAYLOAD_MAX);
             for packet in out.chunks(burst.segment) {
-                assert!(Packet::parse(packet).is_ok(), "we cannot read our own packet");
+                assert!(
+                    Packet::parse(packet).is_ok(),
+                    "we cannot read our own packet"
+                );
             }
             out.clear();
         }
