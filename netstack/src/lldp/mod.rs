@@ -1,16 +1,24 @@
 //! LLDP receiver core (IEEE 802.1AB-2016), and the encoder for our own announcements.
 //!
-//! [`tlv`] reads a frame, [`neighbour`] keeps who was heard where until its TTL ends, [`id`]
-//! compares what was heard with what was declared. LLDP is unauthenticated: a frame is evidence
-//! of a port only as far as the cable is trusted, and everything in it is text of a stranger.
+//! [`tlv`] reads a frame, [`organisation`] the TLVs of [`dot1`], [`dot3`] and [`med`], [`neighbour`]
+//! keeps who was heard where until its TTL ends, [`id`] compares what was heard with what
+//! was declared. LLDP is unauthenticated: a frame is evidence of a port only as far as the cable is
+//! trusted, and everything in it is text of a stranger.
 
+pub mod dot1;
+pub mod dot3;
 pub mod id;
+pub mod med;
 pub mod neighbour;
+mod note;
+pub mod organisation;
 pub mod tlv;
 
 pub use id::{Comparison, Id, IdKind, Tolerance, compare};
 pub use neighbour::{Change, Neighbour, Table};
-pub use tlv::{Frame, Lldpdu, Refused};
+pub use note::Note;
+pub use organisation::Organisational;
+pub use tlv::{Frame, Lldpdu, MandatoryPart, Refused};
 
 /// EtherType of LLDP.
 pub const ETHERTYPE: u16 = 0x88cc;

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use etherparse::{EtherType, Ethernet2Slice, SingleVlanSlice};
 
-use super::{ETHERTYPE, Id, IdKind, NEAREST_BRIDGE};
+use super::organisation::OUI_8021;
+use super::{ETHERTYPE, Id, IdKind, NEAREST_BRIDGE, Note};
 use crate::{Explanation, MacAddr};
 
 /// Longest frame read; LLDP never needs more than one Ethernet frame, with room for tags.
@@ -35,9 +36,6 @@ mod kind {
     pub const MANAGEMENT_ADDRESS: u8 = 8;
     pub const ORGANISATION: u8 = 127;
 }
-
-/// IEEE 802.1's organisation code.
-const OUI_8021: [u8; 3] = [0x00, 0x80, 0xc2];
 
 /// A received frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +74,7 @@ pub struct Lldpdu {
     pub pvid: Option<u16>,
     /// 802.1 VLAN names (annex D.2.3).
     pub vlan_names: Vec<(u16, String)>,
-    /// Organisational TLVs that are not read here, as they came.
+    /// The other organisational TLVs, as they came; [`OrganisationTlv::read`] says what they mean.
     pub organisation: Vec<OrganisationTlv>,
     /// TLVs of types 9 to 126, as they came.
     pub reserved: Vec<(u8, Vec<u8>)>,
@@ -139,36 +137,6 @@ pub struct OrganisationTlv {
     pub subtype: u8,
     /// Information.
     pub value: Vec<u8>,
-}
-
-/// A TLV after the mandatory part that was left out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Note {
-    /// The length points past the frame; nothing after it was read.
-    Truncated {
-        /// TLV type.
-        kind: u8,
-        /// Octets announced.
-        announced: usize,
-        /// Octets left.
-        left: usize,
-    },
-    /// The contents do not fit the type.
-    BadContents {
-        /// TLV type.
-        kind: u8,
-        /// Octets it has.
-        len: usize,
-    },
-    /// A TLV that may come once came again; the first counts.
-    Repeated {
-        /// TLV type.
-        kind: u8,
-    },
-    /// No End TLV.
-    NoEnd,
-    /// More TLVs than are read.
-    TooMany,
 }
 
 /// Why a frame is not served.
@@ -392,6 +360,47 @@ fn id(value: &[u8], what: &'static str, kind: fn(u8) -> IdKind) -> Result<Id, Re
     }
 }
 
+/// What can be read of the three mandatory TLVs, also where [`Lldpdu::parse`] refuses: for people who
+/// look for the fault. Nothing is decided on it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MandatoryPart {
+    /// Chassis ID.
+    pub chassis: Option<Id>,
+    /// Port ID, when the Chassis ID could be read.
+    pub port: Option<Id>,
+    /// TTL, when the Port ID could be read.
+    pub ttl_secs: Option<u16>,
+}
+
+impl MandatoryPart {
+    /// Reads up to the first fault.
+    pub fn parse(bytes: &[u8]) -> Self {
+        let mut part = Self::default();
+        let _ = part.read(bytes);
+        part
+    }
+
+    /// Fills in what can be read; an LLDPDU of all three, and what follows them.
+    fn read<'a>(&mut self, bytes: &'a [u8]) -> Result<(Lldpdu, &'a [u8]), Refused> {
+        let (chassis, rest) = mandatory(bytes, kind::CHASSIS_ID, "Chassis ID")?;
+        let chassis = id(chassis, "Chassis ID", IdKind::of_chassis)?;
+        self.chassis = Some(chassis.clone());
+        let (port, rest) = mandatory(rest, kind::PORT_ID, "Port ID")?;
+        let port = id(port, "Port ID", IdKind::of_port)?;
+        self.port = Some(port.clone());
+        let (ttl, rest) = mandatory(rest, kind::TTL, "TTL")?;
+        let Some(ttl) = ttl.first_chunk::<2>() else {
+            return Err(Refused::Mandatory {
+                what: "TTL",
+                found: format!("length {}", ttl.len()),
+            });
+        };
+        let ttl_secs = u16::from_be_bytes(*ttl);
+        self.ttl_secs = Some(ttl_secs);
+        Ok((Lldpdu::new(chassis, port, ttl_secs), rest))
+    }
+}
+
 impl Lldpdu {
     /// An LLDPDU with the mandatory part only.
     pub fn new(chassis: Id, port: Id, ttl_secs: u16) -> Self {
@@ -422,18 +431,7 @@ impl Lldpdu {
     /// # Errors
     /// [`Refused::Mandatory`] and [`Refused::Twice`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Refused> {
-        let (chassis, rest) = mandatory(bytes, kind::CHASSIS_ID, "Chassis ID")?;
-        let chassis = id(chassis, "Chassis ID", IdKind::of_chassis)?;
-        let (port, rest) = mandatory(rest, kind::PORT_ID, "Port ID")?;
-        let port = id(port, "Port ID", IdKind::of_port)?;
-        let (ttl, mut rest) = mandatory(rest, kind::TTL, "TTL")?;
-        let Some(ttl) = ttl.first_chunk::<2>() else {
-            return Err(Refused::Mandatory {
-                what: "TTL",
-                found: format!("length {}", ttl.len()),
-            });
-        };
-        let mut pdu = Self::new(chassis, port, u16::from_be_bytes(*ttl));
+        let (mut pdu, mut rest) = MandatoryPart::default().read(bytes)?;
         for _ in 0..TLVS_MAX {
             match take(rest) {
                 None => {
@@ -519,17 +517,19 @@ impl Lldpdu {
                     .push((u16::from_be_bytes([*a, *b]), text(name)));
             }
             _ => {
-                if oui == OUI_8021 && matches!(subtype, 1 | 3) {
-                    self.notes.push(Note::BadContents {
-                        kind: kind::ORGANISATION,
-                        len: value.len() + 4,
-                    });
-                }
-                self.organisation.push(OrganisationTlv {
+                let tlv = OrganisationTlv {
                     oui,
                     subtype,
                     value: value.to_vec(),
-                });
+                };
+                if tlv.read().is_err() {
+                    self.notes.push(Note::BadOrganisation {
+                        oui,
+                        subtype,
+                        len: value.len(),
+                    });
+                }
+                self.organisation.push(tlv);
             }
         }
     }
@@ -631,11 +631,11 @@ fn once<T>(slot: &mut Option<T>, value: T, kind: u8, notes: &mut Vec<Note>) {
     }
 }
 
-/// Text of a stranger: bad UTF-8 replaced, trailing NULs left out. Escape it before showing it.
-fn text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value)
-        .trim_end_matches('\0')
-        .to_owned()
+/// Text of a stranger: bad UTF-8 replaced, ended by the first NUL, which some switches fill up with.
+/// Escape it before showing it.
+pub(super) fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|octet| *octet == 0);
+    String::from_utf8_lossy(&value[..end.unwrap_or(value.len())]).into_owned()
 }
 
 fn management(value: &[u8]) -> Option<ManagementAddress> {

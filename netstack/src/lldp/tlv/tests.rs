@@ -202,7 +202,12 @@ fn bad_tlvs_after_the_mandatory_part_are_notes() {
     }
     let vlan = [tlv(127, &[0, 0x80, 0xc2, 3, 0, 1, 9, b'x']), tlv(0, &[])].concat();
     let pdu = Lldpdu::parse(&[head(), vlan].concat()).unwrap();
-    assert_eq!(pdu.notes, [Note::BadContents { kind: 127, len: 8 }]);
+    let note = Note::BadOrganisation {
+        oui: OUI_8021,
+        subtype: 3,
+        len: 4,
+    };
+    assert_eq!(pdu.notes, [note]);
     assert_eq!(pdu.organisation.len(), 1, "kept as it came");
     let many = [head(), tlv(9, &[]).repeat(200)].concat();
     let pdu = Lldpdu::parse(&many).unwrap();
