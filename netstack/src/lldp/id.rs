@@ -194,6 +194,8 @@ pub enum Tolerance {
     Abbreviation,
     /// Logical unit 0 left out: `xe-0/0/1` for `xe-0/0/1.0`.
     UnitZero,
+    /// Not the Port ID, the port description is the declared port (see [`super::compare_port`]).
+    PortDescription,
 }
 
 impl fmt::Display for Tolerance {
@@ -204,6 +206,7 @@ impl fmt::Display for Tolerance {
             Self::Space => "white space",
             Self::Abbreviation => "interface type abbreviated",
             Self::UnitZero => "logical unit 0 left out",
+            Self::PortDescription => "port description instead of Port ID",
         })
     }
 }
@@ -223,6 +226,14 @@ pub fn compare(declared: &str, heard: &Id) -> Comparison {
             false => Comparison::Different,
         };
     }
+    compare_text(declared, &text)
+}
+
+/// Compares two texts, neither of which is a hardware address.
+pub(super) fn compare_text(declared: &str, heard: &str) -> Comparison {
+    if declared == heard {
+        return Comparison::Same;
+    }
     // Each step may only make the two more alike; stop at the first that makes them equal.
     let steps: [Step; 4] = [
         (Tolerance::Space, |text| text.split_whitespace().collect()),
@@ -232,7 +243,7 @@ pub fn compare(declared: &str, heard: &Id) -> Comparison {
             text.strip_suffix(".0").unwrap_or(text).to_owned()
         }),
     ];
-    let (mut left, mut right) = (declared.to_owned(), text);
+    let (mut left, mut right) = (declared.to_owned(), heard.to_owned());
     let mut tolerated = Vec::new();
     for (tolerance, step) in steps {
         let (l, r) = (step(&left), step(&right));
@@ -241,7 +252,7 @@ pub fn compare(declared: &str, heard: &Id) -> Comparison {
         }
         (left, right) = (l, r);
         if left == right && !left.is_empty() {
-            return Comparison::Tolerated(needed(declared, &heard.to_string(), &steps, tolerated));
+            return Comparison::Tolerated(needed(declared, heard, &steps, tolerated));
         }
     }
     Comparison::Different

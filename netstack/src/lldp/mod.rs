@@ -1,7 +1,7 @@
 //! LLDP receiver core (IEEE 802.1AB-2016), and the encoder for our own announcements.
 //!
 //! [`tlv`] reads a frame, [`organisation`] the TLVs of [`dot1`], [`dot3`] and [`med`], [`neighbour`]
-//! keeps who was heard where until its TTL ends, [`id`] compares what was heard with what
+//! keeps who was heard where until its TTL ends, [`id`] and [`port`] compare what was heard with what
 //! was declared. LLDP is unauthenticated: a frame is evidence of a port only as far as the cable is
 //! trusted, and everything in it is text of a stranger.
 
@@ -12,12 +12,14 @@ pub mod med;
 pub mod neighbour;
 mod note;
 pub mod organisation;
+pub mod port;
 pub mod tlv;
 
 pub use id::{Comparison, Id, IdKind, Tolerance, compare};
 pub use neighbour::{Change, Neighbour, Table};
 pub use note::Note;
 pub use organisation::Organisational;
+pub use port::compare_port;
 pub use tlv::{Frame, Lldpdu, MandatoryPart, Refused};
 
 /// EtherType of LLDP.

@@ -4,7 +4,7 @@
 //! as its measured image is. Says which port was named, and whether that is the declared one.
 
 use attest_wire::v1::Hello;
-use netstack::lldp::{Frame, compare};
+use netstack::lldp::{Frame, compare, compare_port};
 
 use super::shown;
 use crate::reason::Reason;
@@ -32,12 +32,9 @@ impl Neighbour<'_> {
             return false;
         };
         let pdu = &self.frame.lldpdu;
-        let named = |text: &Option<String>, declared: &str| {
-            text.as_deref()
-                .is_some_and(|text| text.eq_ignore_ascii_case(declared))
-        };
-        (compare(chassis, &pdu.chassis).matches() || named(&pdu.system_name, chassis))
-            && (compare(port, &pdu.port).matches() || named(&pdu.port_description, port))
+        let named = pdu.system_name.as_deref();
+        let named = named.is_some_and(|name| name.eq_ignore_ascii_case(chassis));
+        (compare(chassis, &pdu.chassis).matches() || named) && compare_port(port, pdu).matches()
     }
 }
 
