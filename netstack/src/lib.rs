@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod dhcp;
 pub mod dhcp6;
 pub mod lldp;
