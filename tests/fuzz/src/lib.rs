@@ -8,6 +8,7 @@
 
 pub mod appraisal;
 pub mod boot;
+pub mod capture;
 pub mod dhcp;
 pub mod dhcp6;
 pub mod lldp;
@@ -73,6 +74,13 @@ pub const TARGETS: &[Target] = &[
         built_in: lldp::seeds,
         folders: &["tests/vectors/lldp", "corpus:lldp"],
         cut: lldp::frames,
+    },
+    Target {
+        name: "capture",
+        body: capture::file,
+        built_in: capture::seeds,
+        folders: &["corpus:dhcp", "corpus:lldp", "corpus:tftp"],
+        cut: whole,
     },
     Target {
         name: "wire_hello",
