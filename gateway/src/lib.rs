@@ -11,6 +11,7 @@ pub mod driver;
 mod effects;
 pub mod handle;
 pub mod images;
+pub mod inspect;
 pub mod inventory;
 pub mod issue;
 pub mod metrics;

@@ -6,6 +6,7 @@
 
 mod appliance;
 mod client;
+mod inspect;
 mod ledger;
 mod local;
 mod machine;
@@ -205,6 +206,27 @@ pub enum Command {
     Store(StoreCommand),
     /// State of a running appliance.
     Status(Desk),
+    /// Look into a capture file (pcap, pcapng): one JSON object for each frame.
+    #[command(subcommand)]
+    Inspect(InspectCommand),
+}
+
+/// `vestibule inspect`
+#[derive(Debug, Subcommand)]
+pub enum InspectCommand {
+    /// DHCPv4 and BOOTP, and what the server would reply.
+    Dhcp(CaptureArg),
+    /// TFTP, on every port of a transfer.
+    Tftp(CaptureArg),
+    /// LLDP.
+    Lldp(CaptureArg),
+}
+
+/// Which capture file.
+#[derive(Debug, Clone, Args)]
+pub struct CaptureArg {
+    /// Capture file, pcap or pcapng.
+    pub file: PathBuf,
 }
 
 /// Which configuration file.
@@ -476,6 +498,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Claims(desk) => machine::claims(&out, &desk),
         Command::Image(command) => machine::image(&out, command),
         Command::Status(desk) => machine::status(&out, &desk),
+        Command::Inspect(command) => inspect::run(&command),
         Command::Ledger(command) => ledger::run(&out, command),
         Command::Store(StoreCommand::Check(args)) => {
             local::check_store(&out, &args.config.load()?, args.anchor.as_deref())

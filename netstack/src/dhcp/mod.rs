@@ -20,7 +20,7 @@ pub use client::{ClientInfo, MessageType, RelayInfo};
 pub use config::{Config, ConfigMistake, Limits, Pool, Reservation, ReservedFor, Scope, Subnet};
 pub use lease::{ClientKey, Lease, LeaseState};
 pub use message::Message;
-pub use options::{NoteKind, OptionNote, Options, user_class};
+pub use options::{NoteKind, OptionNote, Options, sub_options, user_class};
 pub use refused::Refused;
 pub use server::{Counters, Server};
 

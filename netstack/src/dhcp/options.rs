@@ -238,7 +238,7 @@ pub fn user_class(value: &[u8]) -> Vec<Vec<u8>> {
 
 /// The sub-options of an option 82 value (RFC 3046 section 2.0), as far as they can be read; and
 /// whether all of it could.
-pub(crate) fn sub_options(value: &[u8]) -> (Vec<(u8, &[u8])>, bool) {
+pub fn sub_options(value: &[u8]) -> (Vec<(u8, &[u8])>, bool) {
     let mut found = Vec::new();
     let mut rest = value;
     while let [code, len, tail @ ..] = rest {
