@@ -14,6 +14,7 @@ use crate::inspect::{FILE_LEN_MAX, Protocol, inspect};
 pub(super) fn run(command: &InspectCommand) -> Result<Exit, Failure> {
     let (protocol, path) = match command {
         InspectCommand::Dhcp(args) => (Protocol::Dhcp, &args.file),
+        InspectCommand::Dhcp6(args) => (Protocol::Dhcp6, &args.file),
         InspectCommand::Tftp(args) => (Protocol::Tftp, &args.file),
         InspectCommand::Lldp(args) => (Protocol::Lldp, &args.file),
     };

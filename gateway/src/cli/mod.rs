@@ -216,6 +216,8 @@ pub enum Command {
 pub enum InspectCommand {
     /// DHCPv4 and BOOTP, and what the server would reply.
     Dhcp(CaptureArg),
+    /// DHCPv6, relayed or not, and what the server would reply.
+    Dhcp6(CaptureArg),
     /// TFTP, on every port of a transfer.
     Tftp(CaptureArg),
     /// LLDP.

@@ -6,6 +6,7 @@
 //! one [`Inspect`].
 
 mod dhcp;
+mod dhcp6;
 mod lldp;
 mod tftp;
 
@@ -23,6 +24,8 @@ pub const FILE_LEN_MAX: u64 = 1 << 30;
 pub enum Protocol {
     /// DHCPv4 and BOOTP.
     Dhcp,
+    /// DHCPv6.
+    Dhcp6,
     /// TFTP.
     Tftp,
     /// LLDP.
@@ -42,6 +45,7 @@ pub fn inspect(
 ) -> Result<(), CaptureError> {
     match protocol {
         Protocol::Dhcp => each(dhcp::Dhcp, file, line),
+        Protocol::Dhcp6 => each(dhcp6::Dhcp6, file, line),
         Protocol::Tftp => each(tftp::Tftp::default(), file, line),
         Protocol::Lldp => each(lldp::Lldp, file, line),
     }

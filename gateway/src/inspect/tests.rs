@@ -342,6 +342,117 @@ fn frames_of_another_kind_are_named() {
     assert_eq!(other_link[0]["error"]["code"], "frame.link_type");
 }
 
+/// A UDP datagram over IPv6, from a link-local address made of 02:00:00:00:00:09.
+fn udp6(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![0x33, 0x33, 0, 1, 0, 2, 2, 0, 0, 0, 0, 9, 0x86, 0xdd];
+    let len = (payload.len() as u16 + 8).to_be_bytes();
+    out.extend_from_slice(&[0x60, 0, 0, 0, len[0], len[1], 17, 1]);
+    out.extend_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, 9]);
+    out.extend_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2]);
+    out.extend_from_slice(&from.to_be_bytes());
+    out.extend_from_slice(&to.to_be_bytes());
+    out.extend_from_slice(&len);
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(payload);
+    out
+}
+
+/// A DHCPv6 message with these options.
+fn dhcp6_payload(kind: u8, options: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut out = vec![kind, 0xab, 0xcd, 0xef];
+    for (code, value) in options {
+        out.extend_from_slice(&code.to_be_bytes());
+        out.extend_from_slice(&(value.len() as u16).to_be_bytes());
+        out.extend_from_slice(value);
+    }
+    out
+}
+
+const SOLICIT6: &[(u16, &[u8])] = &[
+    (
+        1,
+        &[0, 4, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+    ),
+    (3, &[0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0]),
+    (3, &[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0]),
+    (6, &[0, 59, 0, 23]),
+    (8, &[0, 100]),
+    (15, b"exr-config"),
+    (16, b"\0\0\x01\x57\0\x21HTTPClient:Arch:00016:UNDI:003001"),
+];
+
+#[test]
+fn a_relayed_solicit_in_full() {
+    let mut relay = vec![12, 1];
+    relay.extend_from_slice(&[0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    relay.extend_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, 9]);
+    let inner = dhcp6_payload(1, SOLICIT6);
+    let options = dhcp6_payload(0, &[(18, b"Eth7"), (9, &inner)]);
+    relay.extend_from_slice(&options[4..]);
+    let (lines, result) = lines(Protocol::Dhcp6, &pcap(1, &[udp6(547, 547, &relay)]));
+    assert_eq!(result, Ok(()));
+    let line = &lines[0];
+    for (pointer, want) in [
+        ("/ok", Value::from(true)),
+        ("/destination", "[ff02::1:2]:547".into()),
+        ("/message_type_name", "SOLICIT".into()),
+        ("/transaction_id", "0xabcdef".into()),
+        (
+            "/client_uuid",
+            "01020304-0506-0708-090a-0b0c0d0e0f10".into(),
+        ),
+        ("/client_mac", "02:00:00:00:00:09".into()),
+        ("/server_duid", Value::Null),
+        ("/elapsed_ms", 1000.into()),
+        ("/arch", 16.into()),
+        ("/vendor_enterprise", 343.into()),
+        ("/user_class", serde_json::json!(["exr-config"])),
+        ("/requested_options", serde_json::json!([59, 23])),
+        ("/identity_associations/1/iaid", "00000008".into()),
+        (
+            "/options/3",
+            "000000070000000000000000,000000080000000000000000".into(),
+        ),
+        ("/relay/interface_id_text", "Eth7".into()),
+        ("/relay/link_address", "2001:db8::1".into()),
+        ("/relays/0/hop_count", 1.into()),
+        ("/notes/0/code", "dhcp6.option_unframed".into()),
+        ("/would_reply", true.into()),
+        ("/reply/message_type_name", "ADVERTISE".into()),
+        ("/refused", Value::Null),
+    ] {
+        assert_eq!(line.pointer(pointer), Some(&want), "{pointer}: {line}");
+    }
+    let url = line["reply"]["boot_file_url"].as_str().unwrap();
+    assert!(url.starts_with("http://["), "{url}");
+}
+
+#[test]
+fn what_is_no_dhcpv6_or_broken_has_a_code() {
+    let cut = &dhcp6_payload(1, SOLICIT6)[..64];
+    let frames = [
+        udp6(546, 547, cut),
+        udp6(546, 547, &[1, 2]),
+        udp6(5000, 5001, &[1, 2, 3, 4]),
+        udp(([0; 4], 68), ([255; 4], 67), &dhcp_payload(1, DISCOVER)),
+    ];
+    let (lines, _) = lines(Protocol::Dhcp6, &pcap(1, &frames));
+    let codes: Vec<_> = lines
+        .iter()
+        .map(|line| line["error"]["code"].clone())
+        .collect();
+    assert_eq!(
+        codes,
+        [
+            "dhcp6.option_truncated",
+            "dhcp6.too_short",
+            "dhcp6.not_dhcp6",
+            "dhcp6.not_dhcp6"
+        ]
+    );
+    assert_eq!(lines[0]["client_duid"].as_str().map(str::len), Some(36));
+}
+
 #[test]
 fn lldp_over_a_cooked_capture() {
     let mut frame = vec![0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 7, 0, 0, 0x88, 0xcc];
@@ -404,6 +515,7 @@ fn the_documented_names_are_those_of_the_lines() {
     );
     for (protocol, heading) in [
         (Protocol::Dhcp, "dhcp"),
+        (Protocol::Dhcp6, "dhcp6"),
         (Protocol::Tftp, "tftp"),
         (Protocol::Lldp, "lldp"),
     ] {
