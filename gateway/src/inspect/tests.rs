@@ -44,8 +44,11 @@ fn udp(from: ([u8; 4], u16), to: ([u8; 4], u16), payload: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Codes and values.
+type Options<'a> = &'a [(u8, &'a [u8])];
+
 /// A message of 02:00:00:00:00:01 with these options.
-fn dhcp_payload(op: u8, options: &[(u8, &[u8])]) -> Vec<u8> {
+fn dhcp_payload(op: u8, options: Options<'_>) -> Vec<u8> {
     let mut bytes = vec![0; 240];
     bytes[..8].copy_from_slice(&[op, 1, 6, 1, 0xde, 0xad, 0xbe, 0xef]);
     bytes[10] = 0x80;
@@ -66,7 +69,7 @@ fn dhcp(payload: &[u8]) -> Value {
     lines.remove(0)
 }
 
-const DISCOVER: &[(u8, &[u8])] = &[
+const DISCOVER: Options<'_> = &[
     (53, &[1]),
     (55, &[1, 3, 66, 67]),
     (60, b"PXEClient:Arch:00007:UNDI:003016"),
@@ -120,7 +123,7 @@ fn a_dhcpdiscover_in_full() {
 fn what_the_permissive_server_would_reply() {
     let server: (u8, &[u8]) = (54, &[192, 0, 2, 1]);
     let wanted: (u8, &[u8]) = (50, &[192, 0, 2, 55]);
-    let table: [(u8, &[(u8, &[u8])], Option<&str>, Option<&str>); 8] = [
+    let table: [(u8, Options<'_>, Option<&str>, Option<&str>); 8] = [
         (1, &[(53, &[1])], Some("DHCPOFFER"), None),
         (1, &[(53, &[3]), server, wanted], Some("DHCPACK"), None),
         (1, &[(53, &[3]), wanted], Some("DHCPACK"), None),
