@@ -26,7 +26,7 @@ pub enum FirmwareBoot {
     Pxe,
     /// UEFI HTTP boot: option 93 = 16.
     Http,
-    /// PXE over IPv6 alone: DHCPv6 option 61 = 7, TFTP.
+    /// PXE by firmware with IPv6 alone: DHCPv6 option 61 = 7, TFTP. iPXE after it speaks both.
     Pxe6,
     /// UEFI HTTP boot over IPv6 alone: option 61 = 16.
     Http6,

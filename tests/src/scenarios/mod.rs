@@ -103,7 +103,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "walk-pxe6",
-        what: "PXE over IPv6 alone: DHCPv6, TFTP, signed iPXE, HTTPS UKI",
+        what: "PXE by firmware with IPv6 alone: DHCPv6, TFTP, signed iPXE (which has both), HTTPS UKI",
         limit_secs: 420,
         run: walk::pxe6,
     },
