@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Peer, Row, Side, Socket, Target, cpu_of, interleave, program, version};
+use super::{Peer, Row, Side, Socket, Target, interleave, program, version};
 use crate::lossy::{Relay, Trouble};
 use crate::netns::Netns;
 use crate::run::{Run, output};
@@ -49,7 +49,49 @@ struct Server {
     name: String,
     /// Its cable: the server has 10.99.N.1, the load 10.99.N.2.
     cable: u8,
+    /// Dropped before the group: an empty one can be removed.
     process: Peer,
+    group: Group,
+}
+
+/// A control group of one server (cgroups(7), version 2): its processor time counts children that
+/// ended without being waited for, which tftpd-hpa has one of for each transfer.
+struct Group(PathBuf);
+
+impl Group {
+    fn make(run: &Run, cable: u8, pid: u32) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let root = mounts
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                Some((fields.next()?, fields.next()?))
+            })
+            .find(|(_, kind)| *kind == "cgroup2")
+            .map(|(path, _)| Path::new(path))
+            .context("no cgroup version 2 is mounted: the servers cannot be measured")?;
+        let group = Self(root.join(format!("vestibule-{}-{cable}", run.id())));
+        fs::create_dir(&group.0).with_context(|| group.0.display().to_string())?;
+        fs::write(group.0.join("cgroup.procs"), pid.to_string())?;
+        Ok(group)
+    }
+
+    /// Processor time of all that ever ran in it.
+    fn used(&self) -> Result<Duration> {
+        let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
+        let us = stat
+            .lines()
+            .find_map(|line| line.strip_prefix("usage_usec "))
+            .context("no usage_usec in cpu.stat")?;
+        Ok(Duration::from_micros(us.trim().parse()?))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Empty once the processes are gone; a left one holds nothing.
+        let _ = fs::remove_dir(&self.0);
+    }
 }
 
 impl Server {
@@ -83,10 +125,12 @@ impl Server {
         let mut command = command(&ns, address)?;
         let short = name.replace(' ', "-");
         let process = Peer::start(run, &ns, &short, &mut command, Socket::Udp(PORT))?;
+        let group = Group::make(run, cable, process.pid())?;
         Ok(Self {
             name,
             cable,
             process,
+            group,
         })
     }
 
@@ -215,11 +259,11 @@ fn compare(
         .iter()
         .map(|server| {
             Side::new(&server.name, move |_| {
-                let before = cpu_of(server.process.pid())?;
+                let before = server.group.used()?;
                 let outcome = fetch(ns, server, server.address(), load)?;
                 // The server's own end of the transfer: a child that exits, a last log line.
                 std::thread::sleep(SETTLE);
-                let spent = cpu_of(server.process.pid())?.saturating_sub(before);
+                let spent = server.group.used()?.saturating_sub(before);
                 let octets = load.clients as f64 * load.contents.len() as f64;
                 Ok(Measured {
                     cpu_per_gb: spent.as_secs_f64() * 1e9 / octets,
