@@ -15,6 +15,7 @@ use gateway_core::policy::PRESETS;
 pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
 use netstack::Ipv6Prefix;
+use netstack::dhcp::BOOT_PORT;
 
 use crate::shell::tftp;
 
@@ -70,6 +71,10 @@ pub struct Provisioning {
     pub interface: String,
     /// Our address and the segment's prefix.
     pub address: Ipv4Cidr,
+    /// Whose addresses the machines get.
+    pub dhcp_mode: DhcpMode,
+    /// Whether BOOTP clients get pool addresses.
+    pub bootp_dynamic: bool,
     /// First and last address handed out; none when only reservations are served.
     pub pool: Option<(Ipv4Addr, Ipv4Addr)>,
     /// Lease time in seconds.
@@ -110,6 +115,15 @@ pub struct ProvisioningV6 {
     pub dns: Vec<Ipv6Addr>,
     /// How long Router Advertisements make us a default router, in seconds; 0 for not at all.
     pub router_lifetime_secs: u16,
+}
+
+/// Whose addresses the machines get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DhcpMode {
+    /// Ours: this is the segment's DHCP server.
+    Server,
+    /// Another server's; we add what to boot (ProxyDHCP).
+    Proxy,
 }
 
 /// Ports of the provisioning side.
@@ -491,6 +505,12 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
     let cidr_form = "our address and prefix, for example 10.20.0.1/24 (prefix 8 to 30)";
     let address = section.parsed::<Ipv4Cidr>("address", cidr_form);
     let address = section.required("address", cidr_form, address);
+    let mode = section.choice(
+        "dhcp_mode",
+        &[("server", DhcpMode::Server), ("proxy", DhcpMode::Proxy)],
+    );
+    let mode = mode.unwrap_or(DhcpMode::Server);
+    let bootp_dynamic = section.boolean("bootp_dynamic");
     let lease = section.integer("lease_secs", 120..=604_800, "seconds");
     let router = section.parsed::<Ipv4Addr>("router", "an IPv4 address");
     let dns = section.list::<Ipv4Addr>("dns", "an IPv4 address", DNS_MAX);
@@ -513,12 +533,26 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
             router.to_string(),
         );
     }
-    if pool.is_none() && !section.section("pool").present() && reservations.is_empty() {
-        section.mistake("pool", "a pool, or at least one reservation", "neither");
+    let pool_given = section.section("pool").present();
+    match mode {
+        DhcpMode::Server if !pool_given && reservations.is_empty() => {
+            section.mistake("pool", "a pool, or at least one reservation", "neither");
+        }
+        DhcpMode::Proxy if pool_given || !reservations.is_empty() => {
+            let found = if pool_given { "a pool" } else { "reservations" };
+            section.mistake(
+                "dhcp_mode",
+                "no pool and no reservation beside \"proxy\", which gives no address",
+                found,
+            );
+        }
+        DhcpMode::Server | DhcpMode::Proxy => {}
     }
     Some(Provisioning {
         interface: interface?,
         address,
+        dhcp_mode: mode,
+        bootp_dynamic: bootp_dynamic.unwrap_or(false),
         pool,
         lease_secs: u32::try_from(lease.unwrap_or(3600)).ok()?,
         router,
@@ -552,6 +586,18 @@ fn read_ports(section: &Section<'_, '_>) -> Option<ProvisioningPorts> {
         boot_https: port(section, "boot_https_port", 443)?,
         attest: port(section, "attest_port", 8443)?,
     };
+    if ports.dhcp == BOOT_PORT || ports.tftp == BOOT_PORT {
+        let key = if ports.dhcp == BOOT_PORT {
+            "dhcp_port"
+        } else {
+            "tftp_port"
+        };
+        section.mistake(
+            key,
+            "a UDP port other than the boot port",
+            BOOT_PORT.to_string(),
+        );
+    }
     let pairs = [
         ("tftp_port", ports.tftp, "dhcp_port", ports.dhcp, "UDP"),
         (

@@ -177,6 +177,10 @@ impl Driver {
                 self.gateway
                     .handle(now, Input::Datagram6 { bytes, ingress });
             }
+            Request::BootRequest(bytes, ingress) => {
+                self.gateway
+                    .handle(now, Input::BootRequest { bytes, ingress });
+            }
             Request::Hello(conn, body, reply) => {
                 self.performer.expect_reply(conn.id, reply);
                 let time = crate::serve::time_trust(&self.clock.read());

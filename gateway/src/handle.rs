@@ -56,6 +56,8 @@ pub(crate) enum Request {
     Datagram(Vec<u8>, Ingress),
     /// A datagram on UDP 547.
     Datagram6(Vec<u8>, dhcp6::Ingress),
+    /// A datagram on UDP 4011.
+    BootRequest(Vec<u8>, Ingress),
     /// `POST /v1/hello`.
     Hello(Connection, Bytes, oneshot::Sender<WireReply>),
     /// `POST /v1/evidence`.
@@ -109,6 +111,12 @@ impl Handle {
     /// The same for DHCPv6.
     pub(crate) fn datagram6(&self, bytes: Vec<u8>, ingress: dhcp6::Ingress) -> bool {
         self.tx.try_send(Request::Datagram6(bytes, ingress)).is_ok()
+    }
+
+    /// The same for the boot port.
+    pub(crate) fn boot_request(&self, bytes: Vec<u8>, ingress: Ingress) -> bool {
+        let request = Request::BootRequest(bytes, ingress);
+        self.tx.try_send(request).is_ok()
     }
 
     /// Hands over a hello body; answers the challenge or a refusal.

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, AdminService};
 use crate::appliance::{Appliance, ApplianceError, seal_name};
 use crate::ca::{Ca, CaError, Leaf, LeafKind};
-use crate::config::{Config, DevIdAuth, DevIdKind};
+use crate::config::{Config, DevIdAuth, DevIdKind, DhcpMode};
 use crate::driver::{Driver, DriverError, Forward};
 use crate::effects::Performer;
 use crate::handle::Handle;
@@ -601,7 +601,12 @@ fn dhcp_config(config: &Config) -> Result<dhcp::Config, ServeError> {
         dns: part.dns.clone(),
         domain: part.domain.clone(),
     };
-    let dhcp = dhcp::Config::single(scope);
+    let mut dhcp = dhcp::Config::single(scope);
+    dhcp.mode = match part.dhcp_mode {
+        DhcpMode::Server => dhcp::Mode::Server,
+        DhcpMode::Proxy => dhcp::Mode::Proxy,
+    };
+    dhcp.bootp_dynamic = part.bootp_dynamic;
     dhcp.check().map_err(|found| {
         mistakes(
             found

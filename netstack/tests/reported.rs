@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use netstack::dhcp::{
-    BootAnswer, BootFile, ClientInfo, Config, Destination, Ingress, Message, Outcome, Pool,
+    BootAnswer, BootFile, ClientInfo, Config, Destination, Ingress, Message, Mode, Outcome, Pool,
     Refused, Scope, Server, Subnet,
 };
 use netstack::tftp::{self, ErrorCode, ErrorReply, Limits, Packet, RollOver, Transfer};
@@ -96,6 +96,34 @@ fn edk2_6944_address_and_boot_data_are_in_one_offer() {
     let offer = answer(&discover(UEFI));
     assert_eq!(offer.yiaddr, Ipv4Addr::new(10, 77, 0, 100));
     assert_eq!(offer.file, b"ipxe.efi");
+}
+
+/// Beside a server whose offers have an address and no boot data.
+#[test]
+fn edk2_6944_and_8149_proxy_offers_are_complete_and_port_4011_answers() {
+    let subnet = Subnet::new(Ipv4Addr::new(10, 77, 0, 0), 24).expect("a prefix");
+    let pool = Pool {
+        start: Ipv4Addr::new(10, 77, 0, 100),
+        end: Ipv4Addr::new(10, 77, 0, 120),
+    };
+    let mut config = Config::single(Scope::new(subnet, pool, 3600));
+    config.mode = Mode::Proxy;
+    config.scopes[0].pools.clear();
+    for mut server in [Server::new(config), server()] {
+        let mut request = packet(3, [0; 4], UEFI);
+        request[12..16].copy_from_slice(&[10, 77, 0, 50]);
+        let ingress = Ingress {
+            server_addr: SERVER,
+            source: SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 50), 68),
+            iface: "prov0".into(),
+        };
+        let ack = server.handle_boot_request(0, &request, &ingress, &Loader);
+        let ack = ack.reply.expect("an answer on 4011");
+        let ack = Message::parse(&ack.payload).expect("ours");
+        assert_eq!((ack.siaddr, ack.file.as_slice()), (NEXT, &b"ipxe.efi"[..]));
+        assert_eq!(ack.options.get(60), Some(&b"PXEClient"[..]));
+        assert_eq!(ack.options.get(43), Some(&[6, 1, 8, 255][..]));
+    }
 }
 
 #[test]

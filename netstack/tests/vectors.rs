@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
 use netstack::dhcp::{
-    BootAnswer, BootFile, ClientInfo, Config, Destination, Event, Ingress, Pool, Scope, Server,
-    Subnet,
+    BootAnswer, BootFile, ClientInfo, Config, Destination, Event, Ingress, Mode, Pool, Scope,
+    Server, Subnet,
 };
 use netstack::lldp::{Frame, Id};
 use netstack::tftp::{Limits, Outcome, Packet, Transfer};
@@ -46,6 +46,10 @@ impl BootAnswer for Lab {
 }
 
 fn server() -> Server {
+    Server::new(Config::single(scope()))
+}
+
+fn scope() -> Scope {
     let subnet = Subnet::new(Ipv4Addr::new(10, 0, 2, 0), 24).expect("a prefix");
     let first = Ipv4Addr::new(10, 0, 2, 15);
     let mut scope = Scope::new(
@@ -59,7 +63,7 @@ fn server() -> Server {
     scope.routers = vec![Ipv4Addr::new(10, 0, 2, 2)];
     scope.dns = vec![Ipv4Addr::new(10, 0, 2, 3)];
     scope.domain = Some("lab.example".into());
-    Server::new(Config::single(scope))
+    scope
 }
 
 fn ingress() -> Ingress {
@@ -100,6 +104,44 @@ fn uefi_pxe_is_led_to_the_loader() {
         "dhcp/ovmf-2022.11-pxe-ack.hex",
         &ack.reply.expect("an ack").payload,
     );
+}
+
+/// The same firmware's packets where another server gives the addresses.
+#[test]
+fn firmware_beside_another_server_gets_boot_data_only() {
+    let mut config = Config::single(scope());
+    config.mode = Mode::Proxy;
+    config.scopes[0].pools.clear();
+    config.check().expect("a proxy's configuration");
+    let mut proxy = Server::new(config);
+    for (asked, told) in [
+        ("ovmf-2022.11-pxe-discover", "ovmf-2022.11-pxe-proxy-offer"),
+        (
+            "ovmf-2022.11-http-discover",
+            "ovmf-2022.11-http-proxy-offer",
+        ),
+        ("ipxe-2019-x64-discover", "ipxe-2019-x64-proxy-offer"),
+    ] {
+        let discover = vector(&format!("dhcp/{asked}.hex"));
+        let offer = proxy.handle(0, &discover, &ingress(), &Lab);
+        let reply = offer.reply.expect("a proxy offer");
+        assert_eq!(reply.to, Destination::Broadcast);
+        golden(&format!("dhcp/{told}.hex"), &reply.payload);
+    }
+    // The REQUEST goes to the other server; we say nothing and know the address.
+    let request = vector("dhcp/ovmf-2022.11-pxe-request.hex");
+    let silent = proxy.handle(9, &request, &ingress(), &Lab);
+    assert_eq!((silent.reply, silent.event), (None, Some(Event::LeftAlone)));
+    let client = ClientInfo::parse(&request).expect("read");
+    let addr = client.requested_addr.expect("option 50");
+    assert_eq!(proxy.holder(addr), Some(client.mac));
+    // The same REQUEST at port 4011, from the address it has by then.
+    let mut at_boot_port = ingress();
+    at_boot_port.source = SocketAddrV4::new(addr, 68);
+    let ack = proxy.handle_boot_request(10, &request, &at_boot_port, &Lab);
+    let reply = ack.reply.expect("an ack");
+    assert_eq!(reply.to, Destination::BootPort(at_boot_port.source));
+    golden("dhcp/ovmf-2022.11-pxe-boot-port-ack.hex", &reply.payload);
 }
 
 #[test]

@@ -124,6 +124,80 @@ impl Dhcp {
         })
     }
 
+    /// Every OFFER that a DISCOVER brings within `wait`.
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub fn offers(&self, stage: Stage, xid: u32, wait: Duration) -> Result<Vec<Lease>> {
+        let started = Instant::now();
+        let to = SocketAddrV4::new(Ipv4Addr::BROADCAST, 67);
+        self.socket
+            .send_to(&self.message(DISCOVER, xid, stage, &[]), to)?;
+        let mut offers = Vec::new();
+        while let Some(offer) = self.next(xid, OFFER, started + wait)? {
+            offers.push(offer.lease(started.elapsed())?);
+        }
+        Ok(offers)
+    }
+
+    /// REQUEST of the address that one of several servers offered, and its ACK.
+    ///
+    /// # Errors
+    /// No answer after four tries, or a NAK.
+    pub fn take(&self, stage: Stage, xid: u32, offer: &Lease) -> Result<Lease> {
+        let extra = [
+            (54, offer.server.octets().to_vec()),
+            (50, offer.addr.octets().to_vec()),
+        ];
+        let started = Instant::now();
+        self.exchange(xid, &self.message(REQUEST, xid, stage, &extra), ACK)?
+            .lease(started.elapsed())
+    }
+
+    /// Asks the boot port of `server` by unicast, as EDK2 and iPXE do once they have an address.
+    ///
+    /// # Errors
+    /// No answer within two seconds, or one from another port.
+    pub fn boot_port(
+        &self,
+        stage: Stage,
+        xid: u32,
+        own: Ipv4Addr,
+        server: Ipv4Addr,
+    ) -> Result<Lease> {
+        let started = Instant::now();
+        let mut request = self.message(REQUEST, xid, stage, &[]);
+        request[12..16].copy_from_slice(&own.octets());
+        self.socket
+            .send_to(&request, SocketAddrV4::new(server, 4011))?;
+        self.next(xid, ACK, started + Duration::from_secs(2))?
+            .context("port 4011 is silent")?
+            .lease(started.elapsed())
+    }
+
+    /// The next answer to us of type `wanted`; none when the time is over.
+    fn next(&self, xid: u32, wanted: u8, deadline: Instant) -> Result<Option<Message>> {
+        let mut buffer = [0u8; 2048];
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            self.socket
+                .set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+            let Ok(length) = self.socket.recv(&mut buffer) else {
+                return Ok(None);
+            };
+            // Broadcasts of other machines' exchanges arrive here as well.
+            let Ok(message) = Message::parse(&buffer[..length]) else {
+                continue;
+            };
+            if message.xid == xid
+                && message.chaddr == self.mac.0
+                && message.options.get(&53).map(Vec::as_slice) == Some(&[wanted])
+            {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
     /// DISCOVER and OFFER as the firmware; the offered address.
     ///
     /// # Errors
@@ -247,6 +321,23 @@ impl Message {
             chaddr,
             file: bytes[108..236].to_vec(),
             options,
+        })
+    }
+
+    fn lease(self, after: Duration) -> Result<Lease> {
+        let lease_secs = self
+            .options
+            .get(&51)
+            .and_then(|v| v.as_slice().try_into().ok());
+        Ok(Lease {
+            addr: self.yiaddr,
+            server: self.address(54).context("no option 54")?,
+            next_server: self.siaddr,
+            boot_file: self.boot_file(),
+            lease_secs: lease_secs.map_or(0, u32::from_be_bytes),
+            options: self.options,
+            offer_after: after,
+            ack_after: after,
         })
     }
 

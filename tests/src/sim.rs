@@ -245,9 +245,7 @@ impl Machine {
                 Dhcp::open("eth0", self.mac, self.uuid_bytes())?.lease(stage, OsRng.next_u32())
             })
             .with_context(|| format!("{} {stage:?} DHCP", self.name))?;
-        self.ns.ip(&["addr", "flush", "dev", "eth0"])?;
-        let addr = format!("{}/24", lease.addr);
-        self.ns.ip(&["addr", "add", &addr, "dev", "eth0"])?;
+        self.address(lease.addr)?;
         Ok(lease)
     }
 
@@ -259,6 +257,25 @@ impl Machine {
         self.ns
             .enter(|| Dhcp::open("eth0", self.mac, self.uuid_bytes())?.discover(OsRng.next_u32()))
             .map(drop)
+    }
+
+    /// Runs `f` with a DHCP client on the machine's interface.
+    ///
+    /// # Errors
+    /// The socket is refused, or what `f` says.
+    pub fn with_dhcp<T: Send>(&self, f: impl FnOnce(&Dhcp) -> Result<T> + Send) -> Result<T> {
+        self.ns
+            .enter(|| f(&Dhcp::open("eth0", self.mac, self.uuid_bytes())?))
+    }
+
+    /// Gives the interface this address and no other.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn address(&self, addr: std::net::Ipv4Addr) -> Result<()> {
+        self.ns.ip(&["addr", "flush", "dev", "eth0"])?;
+        self.ns
+            .ip(&["addr", "add", &format!("{addr}/24"), "dev", "eth0"])
     }
 
     fn uuid_bytes(&self) -> [u8; 16] {
@@ -301,7 +318,10 @@ impl Machine {
 
     /// iPXE's script and the UKI that it names, over one HTTPS connection each way: GET of the
     /// script, HEAD of the UKI, two ranges of it.
-    fn fetch_uki(&self, script_url: &str) -> Result<(String, String)> {
+    ///
+    /// # Errors
+    /// The request that failed.
+    pub fn fetch_uki(&self, script_url: &str) -> Result<(String, String)> {
         let (addr, path) = split_url(script_url)?;
         let config = Tls {
             ca_pem: self.boot_ca.clone(),

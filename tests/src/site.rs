@@ -52,6 +52,8 @@ pub struct Options {
     pub pool: (Ipv4Addr, Ipv4Addr),
     /// IPv6 on the provisioning side as well.
     pub ipv6: bool,
+    /// `server` or `proxy`.
+    pub dhcp_mode: &'static str,
 }
 
 impl Default for Options {
@@ -64,6 +66,7 @@ impl Default for Options {
             prefix: 24,
             pool: POOL,
             ipv6: false,
+            dhcp_mode: "server",
         }
     }
 }
@@ -438,6 +441,13 @@ fn records_in(mut bytes: &[u8]) -> Vec<JournalRecord> {
 
 fn config_text(dir: &Path, options: &Options) -> String {
     let dir = dir.display();
+    let pool = match options.dhcp_mode {
+        "proxy" => String::new(),
+        _ => format!(
+            "[provisioning.pool]\nstart = \"{}\"\nend = \"{}\"\n",
+            options.pool.0, options.pool.1
+        ),
+    };
     format!(
         r#"version = 1
 [appliance]
@@ -446,11 +456,9 @@ state_dir = "{dir}/state"
 [provisioning]
 interface = "prov0"
 address = "{GATEWAY_ADDR}/{prefix}"
+dhcp_mode = "{mode}"
 lease_secs = 3600
-[provisioning.pool]
-start = "{pool_start}"
-end = "{pool_end}"
-{ipv6}[management]
+{pool}{ipv6}[management]
 address = "{MGMT_ADDR}"
 names = ["localhost"]
 [tpm]
@@ -471,13 +479,12 @@ format = "json"
 filter = "info"
 "#,
         prefix = options.prefix,
-        pool_start = options.pool.0,
-        pool_end = options.pool.1,
         ipv6 = if options.ipv6 {
             ipv6_text()
         } else {
             String::new()
         },
+        mode = options.dhcp_mode,
         preset = options.preset,
         kind = options.devid_kind,
         auth = options.devid_auth,
@@ -607,9 +614,10 @@ mod tests {
 
     #[test]
     fn the_daemon_takes_the_configuration() {
-        for ipv6 in [false, true] {
+        for (ipv6, dhcp_mode) in [(false, "server"), (true, "server"), (false, "proxy")] {
             let options = Options {
                 ipv6,
+                dhcp_mode,
                 ..Options::default()
             };
             let text = config_text(Path::new("/x"), &options);

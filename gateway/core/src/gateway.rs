@@ -4,7 +4,7 @@
 //! empty, then the next. Records among the effects are made durable before any other effect of the
 //! same drain is performed. `now` never goes back.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use boot::arch::Arch;
 use boot::catalog::Kind;
@@ -72,6 +72,13 @@ pub enum Input {
         bytes: Vec<u8>,
         /// Where it came in.
         ingress: dhcp6::Ingress,
+    },
+    /// A datagram on UDP 4011, the boot port.
+    BootRequest {
+        /// The payload.
+        bytes: Vec<u8>,
+        /// Where it came in.
+        ingress: dhcp::Ingress,
     },
     /// `POST /v1/hello`.
     Hello {
@@ -190,7 +197,12 @@ impl Gateway {
     pub fn handle(&mut self, now: UnixMillis, input: Input) {
         let out = &mut self.out;
         match input {
-            Input::Datagram { bytes, ingress } => self.datagram(now, &bytes, &ingress),
+            Input::Datagram { bytes, ingress } => {
+                self.datagram(now, &bytes, &ingress, dhcp::Server::handle);
+            }
+            Input::BootRequest { bytes, ingress } => {
+                self.datagram(now, &bytes, &ingress, dhcp::Server::handle_boot_request);
+            }
             Input::Datagram6 { bytes, ingress } => self.datagram6(now, &bytes, &ingress),
             Input::Hello {
                 conn,
@@ -259,14 +271,31 @@ impl Gateway {
         self.admission.handle_timeout(now, &mut self.out);
     }
 
-    /// Steps `discover` and `lease`.
-    fn datagram(&mut self, now: UnixMillis, bytes: &[u8], ingress: &dhcp::Ingress) {
+    /// Steps `discover` and `lease`; `boot` for who asks the boot port.
+    fn datagram(
+        &mut self,
+        now: UnixMillis,
+        bytes: &[u8],
+        ingress: &dhcp::Ingress,
+        handle: impl FnOnce(
+            &mut dhcp::Server,
+            u64,
+            &[u8],
+            &dhcp::Ingress,
+            &dyn dhcp::BootAnswer,
+        ) -> dhcp::Outcome,
+    ) {
         let answer = Answer {
             registry: self.admission.registry(),
             boot: &self.boot,
             rules: &self.admission.rules().catalog,
         };
-        let outcome = self.dhcp.handle(now.0, bytes, ingress, &answer);
+        let outcome = handle(&mut self.dhcp, now.0, bytes, ingress, &answer);
+        self.decided(now, outcome, ingress);
+    }
+
+    /// What one DHCP message led to: leases, walk marks, refusals, the reply.
+    fn decided(&mut self, now: UnixMillis, outcome: dhcp::Outcome, ingress: &dhcp::Ingress) {
         for change in &outcome.changes {
             self.out
                 .journal(JournalRecord::Lease(lease_record(&change.lease)));
@@ -281,10 +310,26 @@ impl Gateway {
                 dhcp::Event::Offered { addr } => {
                     self.seen(now, mac, Step::Discover, format!("{who} offered {addr}"));
                 }
-                dhcp::Event::Acked { addr, .. } => {
+                dhcp::Event::ProxyOffered { file } => {
+                    let detail = format!("{who} told {file}, address from another server");
+                    self.seen(now, mac, Step::Discover, detail);
+                }
+                dhcp::Event::Acked { addr, .. } | dhcp::Event::Bootp { addr, .. } => {
                     self.seen(now, mac, Step::Lease, format!("{who} leased {addr}"));
                 }
-                dhcp::Event::Naked { .. }
+                dhcp::Event::BootAnswered { file } => {
+                    let detail = format!("{who} asked what to boot, told {file}");
+                    self.seen(now, mac, Step::Boot, detail);
+                }
+                // In proxy mode a machine that boots its own disk is left to go on; that it came
+                // by is worth a mark.
+                dhcp::Event::LeftAlone
+                    if client.message_type == dhcp::MessageType::Discover && client.boots() =>
+                {
+                    self.seen(now, mac, Step::Discover, format!("{who} left to its disk"));
+                }
+                dhcp::Event::LeftAlone
+                | dhcp::Event::Naked { .. }
                 | dhcp::Event::ChoseOther { .. }
                 | dhcp::Event::Released { .. }
                 | dhcp::Event::Declined { .. }
@@ -517,7 +562,7 @@ impl Gateway {
 
     fn mac_of(&self, peer: IpAddr) -> Option<MacAddr> {
         let mac = match peer {
-            IpAddr::V4(addr) => self.lease_of(addr).map(|lease| lease.mac),
+            IpAddr::V4(addr) => self.dhcp.holder(addr),
             IpAddr::V6(addr) => {
                 let lease = self.dhcp6.as_ref().and_then(|server| server.lease(addr));
                 let bound = lease.filter(|lease| lease.state == dhcp6::LeaseState::Bound);
@@ -525,12 +570,6 @@ impl Gateway {
             }
         };
         mac.map(|mac| MacAddr(mac.0))
-    }
-
-    fn lease_of(&self, addr: Ipv4Addr) -> Option<&dhcp::Lease> {
-        self.dhcp
-            .leases()
-            .find(|l| l.addr == addr && l.state == dhcp::LeaseState::Bound)
     }
 }
 
@@ -541,6 +580,8 @@ fn client_kind(client: &dhcp::ClientInfo) -> String {
         "HTTPClient"
     } else if client.is_pxe_client {
         "PXEClient"
+    } else if client.message_type == dhcp::MessageType::Bootp {
+        "BOOTP client"
     } else {
         "DHCP client"
     };

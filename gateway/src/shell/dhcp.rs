@@ -1,7 +1,7 @@
-//! UDP 67 <-> the core: reads datagrams, hands them to the driver, sends what it decides.
+//! UDP 67 and 4011 <-> the core: reads datagrams, hands them to the driver, sends what it decides.
 //!
-//! Knows three ways out: broadcast, a frame to a client that cannot answer ARP yet, and an
-//! ordinary datagram to a relay. Everything else is `netstack::dhcp`.
+//! Knows four ways out: broadcast, a frame to a client that cannot answer ARP yet, and an
+//! ordinary datagram to a relay, or from the boot port to who asked there. Everything else is `netstack::dhcp`.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hw::nic::{self, NicError, RawUdp};
-use netstack::dhcp::{CLIENT_PORT, Destination, Ingress, Reply};
+use netstack::dhcp::{BOOT_PORT, CLIENT_PORT, Destination, Ingress, Reply};
 use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
 
@@ -46,9 +46,10 @@ pub enum DhcpError {
     },
 }
 
-/// The listener's socket, bound to one interface.
+/// The listener's sockets, bound to one interface.
 pub struct DhcpSocket {
     udp: Arc<UdpSocket>,
+    boot: Arc<UdpSocket>,
     raw: Arc<RawUdp>,
     iface: String,
     server: SocketAddrV4,
@@ -58,33 +59,25 @@ pub struct DhcpSocket {
 #[derive(Clone)]
 pub struct DhcpSender {
     udp: Arc<UdpSocket>,
+    boot: Arc<UdpSocket>,
     raw: Arc<RawUdp>,
     server: SocketAddrV4,
     metrics: Arc<Metrics>,
 }
 
 impl DhcpSocket {
-    /// Opens the socket on `iface`, where we are `server`.
+    /// Opens the sockets on `iface`, where we are `server`.
     ///
     /// # Errors
     /// [`DhcpError`].
     pub fn open(iface: &str, server: Ipv4Addr, port: u16) -> Result<Self, DhcpError> {
-        let bind = |source| DhcpError::Bind {
-            port,
-            iface: iface.to_owned(),
-            source,
-        };
         let interface = |source| DhcpError::Interface {
             iface: iface.to_owned(),
             source,
         };
-        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
-        let socket = std::net::UdpSocket::bind(any).map_err(bind)?;
-        nic::bind_to_device(&socket, iface).map_err(interface)?;
-        socket.set_broadcast(true).map_err(bind)?;
-        socket.set_nonblocking(true).map_err(bind)?;
         Ok(Self {
-            udp: Arc::new(UdpSocket::from_std(socket).map_err(bind)?),
+            udp: Arc::new(listen(iface, port)?),
+            boot: Arc::new(listen(iface, BOOT_PORT)?),
             raw: Arc::new(RawUdp::open(iface).map_err(interface)?),
             iface: iface.to_owned(),
             server: SocketAddrV4::new(server, port),
@@ -95,6 +88,7 @@ impl DhcpSocket {
     pub fn sender(&self, metrics: Arc<Metrics>) -> DhcpSender {
         DhcpSender {
             udp: Arc::clone(&self.udp),
+            boot: Arc::clone(&self.boot),
             raw: Arc::clone(&self.raw),
             server: self.server,
             metrics,
@@ -105,10 +99,12 @@ impl DhcpSocket {
     /// asks again.
     pub async fn run(self, handle: Handle, metrics: Arc<Metrics>, cancel: CancellationToken) {
         let mut buffer = vec![0; DATAGRAM_LEN_MAX];
+        let mut boot_buffer = vec![0; DATAGRAM_LEN_MAX];
         loop {
-            let received = tokio::select! {
+            let (received, boot_port) = tokio::select! {
                 () = cancel.cancelled() => return,
-                received = self.udp.recv_from(&mut buffer) => received,
+                received = self.udp.recv_from(&mut buffer) => (received, false),
+                received = self.boot.recv_from(&mut boot_buffer) => (received, true),
             };
             let (len, source) = match received {
                 Ok((len, SocketAddr::V4(source))) => (len, source),
@@ -124,17 +120,40 @@ impl DhcpSocket {
                 source,
                 iface: self.iface.clone(),
             };
-            let taken = handle.datagram(buffer[..len].to_vec(), ingress);
+            let taken = if boot_port {
+                handle.boot_request(boot_buffer[..len].to_vec(), ingress)
+            } else {
+                handle.datagram(buffer[..len].to_vec(), ingress)
+            };
             metrics.count(DHCP, if taken { "received" } else { "dropped" });
         }
     }
+}
+
+/// A UDP socket that hears and speaks on one interface only.
+fn listen(iface: &str, port: u16) -> Result<UdpSocket, DhcpError> {
+    let bind = |source| DhcpError::Bind {
+        port,
+        iface: iface.to_owned(),
+        source,
+    };
+    let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+    let socket = std::net::UdpSocket::bind(any).map_err(bind)?;
+    nic::bind_to_device(&socket, iface).map_err(|source| DhcpError::Interface {
+        iface: iface.to_owned(),
+        source,
+    })?;
+    socket.set_broadcast(true).map_err(bind)?;
+    socket.set_nonblocking(true).map_err(bind)?;
+    UdpSocket::from_std(socket).map_err(bind)
 }
 
 impl DhcpSender {
     /// Sends one reply. A reply that cannot be sent is logged and counted: the client asks again.
     pub fn send(&self, reply: &Reply, iface: &str) {
         let sent = match reply.to {
-            Destination::Broadcast => self.datagram(
+            Destination::Broadcast => datagram(
+                &self.udp,
                 &reply.payload,
                 SocketAddrV4::new(Ipv4Addr::BROADCAST, CLIENT_PORT),
             ),
@@ -147,7 +166,8 @@ impl DhcpSender {
                     &reply.payload,
                 )
                 .map_err(|error| crate::telemetry::chain(&error)),
-            Destination::Relay(to) => self.datagram(&reply.payload, to),
+            Destination::Relay(to) => datagram(&self.udp, &reply.payload, to),
+            Destination::BootPort(to) => datagram(&self.boot, &reply.payload, to),
         };
         match sent {
             Ok(()) => {
@@ -160,11 +180,11 @@ impl DhcpSender {
             }
         }
     }
+}
 
-    fn datagram(&self, payload: &[u8], to: SocketAddrV4) -> Result<(), String> {
-        self.udp
-            .try_send_to(payload, SocketAddr::V4(to))
-            .map(drop)
-            .map_err(|error| error.to_string())
-    }
+fn datagram(socket: &UdpSocket, payload: &[u8], to: SocketAddrV4) -> Result<(), String> {
+    socket
+        .try_send_to(payload, SocketAddr::V4(to))
+        .map(drop)
+        .map_err(|error| error.to_string())
 }

@@ -27,6 +27,8 @@ pub enum MessageType {
     Release,
     /// DHCPINFORM, 8.
     Inform,
+    /// No option 53: a BOOTP request (RFC 951, RFC 1534).
+    Bootp,
 }
 
 impl MessageType {
@@ -115,6 +117,11 @@ impl ClientInfo {
         }
     }
 
+    /// Whether it asks for something to boot: PXE firmware, UEFI HTTP boot or iPXE.
+    pub fn boots(&self) -> bool {
+        self.is_ipxe || self.is_http_client || self.is_pxe_client
+    }
+
     /// Relay agent address, zero when the client is on our own link.
     pub fn giaddr(&self) -> Ipv4Addr {
         self.relay
@@ -173,10 +180,15 @@ pub(crate) fn parse(datagram: &[u8]) -> Result<Request, Refused> {
     if mac.is_zero() || mac.is_group() {
         return Err(Refused::ChaddrInvalid { mac });
     }
-    if !message.options.contains(code::MESSAGE_TYPE) {
-        return Err(Refused::Bootp { mac });
-    }
+    // Options that break off may have held a 53 behind the break: no BOOTP client says so.
+    let broken = message
+        .options
+        .notes()
+        .iter()
+        .any(|note| matches!(note.kind, NoteKind::Truncated { .. } | NoteKind::NoLength));
+    let typed = message.options.contains(code::MESSAGE_TYPE) || broken;
     let message_type = match message.options.fixed::<1>(code::MESSAGE_TYPE) {
+        None if !typed => MessageType::Bootp,
         Some([value]) => {
             let refused = Refused::MessageType {
                 value: Some(value),

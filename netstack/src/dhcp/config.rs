@@ -5,9 +5,21 @@ use std::net::Ipv4Addr;
 
 use crate::MacAddr;
 
+/// Whose addresses the clients of a segment get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Ours: this is the segment's DHCP server.
+    #[default]
+    Server,
+    /// Another server's: we add boot data and never an address (ProxyDHCP, PXE 2.1 section 2.2).
+    Proxy,
+}
+
 /// Configuration of one DHCPv4 server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// Whose addresses the clients get.
+    pub mode: Mode,
     /// Subnets served. The first that covers the client's link is used.
     pub scopes: Vec<Scope>,
     /// Relay agents outside every scope's subnet whose requests are served (RFC 3527 relays).
@@ -15,6 +27,9 @@ pub struct Config {
     /// Answer INIT-REBOOT of unknown clients with DHCPNAK instead of silence. Right where this is
     /// the segment's only server.
     pub authoritative: bool,
+    /// Lease pool addresses to BOOTP clients, which cannot give them back. Without it BOOTP is for
+    /// reservations only.
+    pub bootp_dynamic: bool,
     /// Bounds.
     pub limits: Limits,
 }
@@ -172,6 +187,10 @@ pub struct Limits {
     pub quarantine_max: usize,
     /// Shortest lease in seconds. A client must not buy a renewal, and a disk write, per second.
     pub lease_secs_min: u32,
+    /// How long a pool address is held for a BOOTP client. RFC 1534 section 2 means for ever, since
+    /// the client never renews; an address that nobody has asked about for this long is probed and
+    /// leased anew.
+    pub bootp_ms: u64,
     /// Largest UDP payload we send: an Ethernet MTU without IP and UDP headers.
     pub reply_len_max: usize,
 }
@@ -184,6 +203,7 @@ impl Default for Limits {
             quarantine_ms: 3_600_000,
             quarantine_max: 64,
             lease_secs_min: 60,
+            bootp_ms: 30 * 86_400_000,
             reply_len_max: 1472,
         }
     }
@@ -208,9 +228,11 @@ impl Config {
     /// One scope, authoritative, default bounds.
     pub fn single(scope: Scope) -> Self {
         Self {
+            mode: Mode::Server,
             scopes: vec![scope],
             relays: Vec::new(),
             authoritative: true,
+            bootp_dynamic: false,
             limits: Limits::default(),
         }
     }
@@ -262,7 +284,7 @@ impl Config {
                 "1 to 253 visible ASCII characters".into(),
                 format!("{domain:?}"),
             );
-            check_pools(scope, i, &mut expect);
+            check_pools(scope, i, self.mode, &mut expect);
             check_reservations(scope, i, &mut expect);
         }
         if mistakes.is_empty() {
@@ -275,7 +297,7 @@ impl Config {
 
 type Expect<'a> = dyn FnMut(bool, String, String, String) + 'a;
 
-fn check_pools(scope: &Scope, i: usize, expect: &mut Expect<'_>) {
+fn check_pools(scope: &Scope, i: usize, mode: Mode, expect: &mut Expect<'_>) {
     let subnet = scope.subnet;
     for (j, pool) in scope.pools.iter().enumerate() {
         let path = format!("scopes[{i}].pools[{j}]");
@@ -321,11 +343,19 @@ fn check_pools(scope: &Scope, i: usize, expect: &mut Expect<'_>) {
         format!("at most {POOL_MAX} addresses"),
         addresses.to_string(),
     );
+    let (neither, expected, found) = match mode {
+        Mode::Server => (false, "a pool or a reservation", "neither"),
+        Mode::Proxy => (
+            true,
+            "no pool and no reservation in proxy mode",
+            "addresses",
+        ),
+    };
     expect(
-        addresses > 0 || !scope.reservations.is_empty(),
+        (addresses == 0 && scope.reservations.is_empty()) == neither,
         format!("scopes[{i}].pools"),
-        "a pool or a reservation".into(),
-        "neither".into(),
+        expected.into(),
+        found.into(),
     );
 }
 
@@ -415,6 +445,10 @@ mod tests {
                 addr: ip("10.77.0.9"),
             },
         ];
+        let mut proxy = Config::single(scope.clone());
+        proxy.mode = Mode::Proxy;
+        let found = proxy.check().unwrap_err();
+        assert!(found.iter().any(|mistake| mistake.found == "addresses"));
         let config = Config::single(scope.clone());
         let paths: Vec<String> = config
             .check()

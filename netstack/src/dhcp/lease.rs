@@ -250,7 +250,7 @@ impl Table {
     }
 
     /// The address reserved for a client; option 61 counts before the hardware address.
-    fn reservation(&self, who: &Who) -> Option<Ipv4Addr> {
+    pub fn reservation(&self, who: &Who) -> Option<Ipv4Addr> {
         let by_id = self.scope.reservations.iter().find(
             |r| matches!(&r.client, ReservedFor::ClientId(id) if id.as_slice() == who.key.as_bytes()),
         );

@@ -7,17 +7,21 @@
 //!
 //! DHCP is unauthenticated. Nothing a client says here proves who it is.
 
+mod bootp;
 mod client;
 mod config;
 mod lease;
 mod message;
 mod options;
+mod proxy;
 mod refused;
 mod reply;
 mod server;
 
 pub use client::{ClientInfo, MessageType, RelayInfo};
-pub use config::{Config, ConfigMistake, Limits, Pool, Reservation, ReservedFor, Scope, Subnet};
+pub use config::{
+    Config, ConfigMistake, Limits, Mode, Pool, Reservation, ReservedFor, Scope, Subnet,
+};
 pub use lease::{ClientKey, Lease, LeaseState};
 pub use message::Message;
 pub use options::{NoteKind, OptionNote, Options, sub_options, user_class};
@@ -32,6 +36,9 @@ use crate::MacAddr;
 pub const SERVER_PORT: u16 = 67;
 /// UDP port of DHCP clients.
 pub const CLIENT_PORT: u16 = 68;
+/// UDP port where PXE firmware asks a boot server by unicast (PXE 2.1 section 2.2.3). EDK2 asks there
+/// whenever it takes an offer for BINL.
+pub const BOOT_PORT: u16 = 4011;
 
 /// Where a datagram came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +71,17 @@ pub enum BootFile {
     },
     /// A URL, for UEFI HTTP boot (option 60 is echoed) and for iPXE.
     Url(String),
+}
+
+impl BootFile {
+    /// File name or URL.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::None => None,
+            Self::File { name, .. } => Some(name),
+            Self::Url(url) => Some(url),
+        }
+    }
 }
 
 /// A boot answer that gives addresses and nothing else.
@@ -156,6 +174,26 @@ pub enum Event {
         /// The client's own address.
         addr: Ipv4Addr,
     },
+    /// A BOOTP client was answered with this address.
+    Bootp {
+        /// Address.
+        addr: Ipv4Addr,
+        /// End of the lease, on the caller's clock.
+        expires_ms: u64,
+    },
+    /// Boot data without an address was offered (proxy mode).
+    ProxyOffered {
+        /// File name or URL.
+        file: String,
+    },
+    /// A client that has its address was told what to boot: port 4011, or DHCPINFORM in proxy mode.
+    BootAnswered {
+        /// File name or URL.
+        file: String,
+    },
+    /// Nothing to say: in proxy mode everything that asks for no boot data, and in both modes a
+    /// machine that boots its own disk.
+    LeftAlone,
 }
 
 /// A datagram to send from port 67.
@@ -189,6 +227,8 @@ pub enum Destination {
     },
     /// An ordinary datagram through the routing table: a relay agent, or a client behind a router.
     Relay(SocketAddrV4),
+    /// An ordinary datagram from port 4011 to a client that asked there and has its address.
+    BootPort(SocketAddrV4),
 }
 
 #[cfg(test)]

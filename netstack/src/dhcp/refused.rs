@@ -53,8 +53,8 @@ pub enum Refused {
         /// The address.
         mac: MacAddr,
     },
-    /// No option 53: a BOOTP client.
-    #[error("{mac} speaks BOOTP")]
+    /// No option 53: a BOOTP client, and no address may be given to it.
+    #[error("{mac} speaks BOOTP and has no reservation")]
     Bootp {
         /// The client.
         mac: MacAddr,
@@ -134,6 +134,12 @@ pub enum Refused {
         /// Addresses in quarantine, which is the bound.
         held: usize,
     },
+    /// Somebody asked port 4011 who is no boot firmware.
+    #[error("{mac} asks the boot port without a boot client's vendor class")]
+    NotBootClient {
+        /// The client.
+        mac: MacAddr,
+    },
     /// The boot answer is no file name or URL that fits a DHCP reply.
     #[error("boot file {found:?} of {} bytes", found.len())]
     BootFile {
@@ -174,6 +180,7 @@ impl Refused {
             Self::NoRecord { .. } => "dhcp.no_record",
             Self::NotHolder { .. } => "dhcp.not_holder",
             Self::QuarantineLimit { .. } => "dhcp.quarantine_limit",
+            Self::NotBootClient { .. } => "dhcp.not_boot_client",
             Self::BootFile { .. } => "dhcp.boot_file",
             Self::ReplyTooLong { .. } => "dhcp.reply_too_long",
         }
@@ -223,9 +230,9 @@ impl Refused {
                 "set the machine's MAC address; the NIC's NVRAM may be blank",
             ),
             Self::Bootp { .. } => (
-                text("option 53"),
-                "RFC 2131 section 3",
-                "BOOTP is not served; give the device DHCP firmware",
+                text("option 53, or a reservation for this hardware address"),
+                "RFC 1534 section 2",
+                "add a reservation, allow bootp_dynamic, or give the device DHCP firmware",
             ),
             Self::MessageType { .. } => (
                 text("DISCOVER, REQUEST, DECLINE, RELEASE or INFORM"),
@@ -285,6 +292,11 @@ impl Refused {
                 format!("fewer than {held} addresses in quarantine"),
                 "limit of this server: quarantine_max",
                 "look for static addresses inside the pool, or a machine that declines all it gets",
+            ),
+            Self::NotBootClient { .. } => (
+                text("option 60 PXEClient or HTTPClient, or iPXE's option 77 or 175"),
+                "PXE 2.1 section 2.2.3",
+                NOISE,
             ),
             Self::BootFile { len_max, .. } => (
                 format!("1 to {len_max} visible ASCII characters"),

@@ -48,36 +48,63 @@ pub(crate) enum Answer {
     Nak {
         message: String,
     },
+    /// To a BOOTP client: an address, and none of DHCP's own options (RFC 1534 section 2).
+    Bootp {
+        addr: Ipv4Addr,
+        boot: BootFile,
+    },
+    /// Boot data without an address.
+    Boot {
+        boot: BootFile,
+        /// DHCPOFFER, else DHCPACK.
+        offer: bool,
+        /// From port 4011 back to where the request came from.
+        boot_port: bool,
+    },
 }
 
 impl Answer {
-    fn wire_type(&self) -> Wire {
+    fn wire_type(&self) -> Option<Wire> {
         match self {
-            Self::Offer { .. } => Wire::Offer,
-            Self::Ack { .. } | Self::Informed { .. } => Wire::Ack,
-            Self::Nak { .. } => Wire::Nak,
+            Self::Offer { .. } | Self::Boot { offer: true, .. } => Some(Wire::Offer),
+            Self::Ack { .. } | Self::Informed { .. } | Self::Boot { offer: false, .. } => {
+                Some(Wire::Ack)
+            }
+            Self::Nak { .. } => Some(Wire::Nak),
+            Self::Bootp { .. } => None,
         }
     }
 
     fn addr(&self) -> Ipv4Addr {
         match self {
-            Self::Offer { addr, .. } | Self::Ack { addr, .. } => *addr,
-            Self::Informed { .. } | Self::Nak { .. } => Ipv4Addr::UNSPECIFIED,
+            Self::Offer { addr, .. } | Self::Ack { addr, .. } | Self::Bootp { addr, .. } => *addr,
+            Self::Informed { .. } | Self::Nak { .. } | Self::Boot { .. } => Ipv4Addr::UNSPECIFIED,
         }
     }
 
     fn lease_secs(&self) -> Option<u32> {
         match self {
             Self::Offer { lease_secs, .. } | Self::Ack { lease_secs, .. } => Some(*lease_secs),
-            Self::Informed { .. } | Self::Nak { .. } => None,
+            Self::Informed { .. } | Self::Nak { .. } | Self::Bootp { .. } | Self::Boot { .. } => {
+                None
+            }
         }
     }
 
     fn boot(&self) -> &BootFile {
         match self {
-            Self::Offer { boot, .. } | Self::Ack { boot, .. } | Self::Informed { boot } => boot,
+            Self::Offer { boot, .. }
+            | Self::Ack { boot, .. }
+            | Self::Informed { boot }
+            | Self::Bootp { boot, .. }
+            | Self::Boot { boot, .. } => boot,
             Self::Nak { .. } => &BootFile::None,
         }
+    }
+
+    /// Whether the client's address is somebody else's business.
+    fn boot_only(&self) -> bool {
+        matches!(self, Self::Boot { .. })
     }
 }
 
@@ -102,7 +129,13 @@ pub(crate) fn build(
         .set_secs(0)
         .set_yiaddr(answer.addr());
     header.set_siaddr(Ipv4Addr::UNSPECIFIED);
-    if !matches!(answer, Answer::Ack { .. } | Answer::Informed { .. }) {
+    if !matches!(
+        answer,
+        Answer::Ack { .. }
+            | Answer::Informed { .. }
+            | Answer::Bootp { .. }
+            | Answer::Boot { offer: false, .. }
+    ) {
         header.set_ciaddr(Ipv4Addr::UNSPECIFIED);
     }
     // The relay must broadcast a NAK: the client has no address (RFC 2131 section 4.3.2).
@@ -118,6 +151,11 @@ pub(crate) fn build(
             }
         }
         BootFile::Url(url) => {
+            // iPXE takes a ProxyDHCP offer as complete only with a next server, and asks port 4011
+            // otherwise.
+            if answer.boot_only() {
+                header.set_siaddr(ingress.server_addr);
+            }
             if url.len() <= FILE_LEN_MAX {
                 header.set_fname(url.as_bytes());
             }
@@ -130,7 +168,11 @@ pub(crate) fn build(
         .max_message_len
         .unwrap_or(MESSAGE_LEN_DEFAULT)
         .max(MESSAGE_LEN_DEFAULT);
-    let len_max = len_max.min(usize::from(message_len) - IP_UDP_LEN);
+    let mut len_max = len_max.min(usize::from(message_len) - IP_UDP_LEN);
+    if matches!(answer, Answer::Bootp { .. }) {
+        // RFC 1542 section 2.1: a BOOTP client need not take more; option 82 goes off at the relay.
+        len_max = PAYLOAD_LEN_MIN + relay_option_len(client);
+    }
     append_options(
         &mut payload,
         client,
@@ -140,8 +182,19 @@ pub(crate) fn build(
     payload.resize(payload.len().max(PAYLOAD_LEN_MIN), 0);
     Ok(Reply {
         payload,
-        to: destination(client, ingress, scope, answer.addr(), nak),
+        to: match answer {
+            Answer::Boot {
+                boot_port: true, ..
+            } => Destination::BootPort(ingress.source),
+            _ => destination(client, ingress, scope, answer.addr(), nak),
+        },
     })
+}
+
+/// Octets that option 82 takes in the reply.
+fn relay_option_len(client: &ClientInfo) -> usize {
+    let raw = client.relay.as_ref().and_then(|relay| relay.raw.as_ref());
+    raw.map_or(0, |value| value.len() + 2)
 }
 
 fn check_boot_file(boot: &BootFile) -> Result<(), Refused> {
@@ -172,10 +225,11 @@ fn options(client: &ClientInfo, ingress: &Ingress, scope: &Scope, answer: &Answe
         option,
         essential: true,
     };
-    let mut items = vec![
-        essential(DhcpOption::MessageType(answer.wire_type())),
-        essential(DhcpOption::ServerIdentifier(ingress.server_addr)),
-    ];
+    let mut items = Vec::new();
+    if let Some(wire_type) = answer.wire_type() {
+        items.push(essential(DhcpOption::MessageType(wire_type)));
+        items.push(essential(DhcpOption::ServerIdentifier(ingress.server_addr)));
+    }
     if let Answer::Nak { message } = answer {
         items.push(Item {
             option: DhcpOption::Message(message.clone()),
@@ -231,10 +285,17 @@ fn value(
 ) -> Option<DhcpOption> {
     let lease_secs = answer.lease_secs();
     let boot = answer.boot();
-    let pxe = client.is_pxe_client && matches!(boot, BootFile::File { .. });
+    let boot_only = answer.boot_only();
+    // What makes an OFFER without an address a ProxyDHCP offer is its option 60, for iPXE too.
+    let pxe = match boot {
+        BootFile::None => false,
+        BootFile::File { .. } => client.is_pxe_client || boot_only && client.is_ipxe,
+        BootFile::Url(_) => boot_only && (client.is_ipxe || client.is_pxe_client),
+    };
     let http = client.is_http_client && !client.is_ipxe && matches!(boot, BootFile::Url(_));
     let list = |addrs: &Vec<Ipv4Addr>| (!addrs.is_empty()).then(|| addrs.clone());
     match wanted {
+        1 | 3 | 6 | 15 | 28 if boot_only => None,
         1 => Some(DhcpOption::SubnetMask(scope.subnet.mask())),
         3 => list(&scope.routers).map(DhcpOption::Router),
         6 => list(&scope.dns).map(DhcpOption::DomainNameServer),
@@ -263,7 +324,7 @@ fn value(
             BootFile::None | BootFile::Url(_) => None,
         },
         67 => boot_file_option(boot, asked_for),
-        code::IPXE if client.is_ipxe && *boot != BootFile::None => {
+        code::IPXE if client.is_ipxe && *boot != BootFile::None && !boot_only => {
             Some(raw(code::IPXE, IPXE_NO_PXEDHCP.to_vec()))
         }
         _ => None,
@@ -357,7 +418,8 @@ fn destination(
         };
         return Destination::Relay(SocketAddrV4::new(relay.giaddr, port));
     }
-    if nak {
+    // Without an address in it, an OFFER has nobody to be framed to.
+    if nak || (yiaddr.is_unspecified() && client.ciaddr.is_unspecified()) {
         return Destination::Broadcast;
     }
     if !client.ciaddr.is_unspecified() {

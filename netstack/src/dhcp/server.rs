@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use super::client::{self, ClientInfo, MessageType, Request};
-use super::config::{Config, Limits};
+use super::config::{Config, Limits, Mode};
 use super::lease::{Lease, LeaseState, Table, Who};
+use super::proxy::Sighted;
 use super::reply::{self, Answer};
 use super::{BootAnswer, Cause, Event, Ingress, LeaseChange, Outcome, Refused, Reply};
+use crate::MacAddr;
 
 /// What the server counted since it was made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +32,12 @@ pub struct Counters {
     pub released: u64,
     /// DHCPDECLINEs taken.
     pub declined: u64,
+    /// BOOTP replies.
+    pub bootp: u64,
+    /// Boot data told without an address: ProxyDHCP offers and answers on port 4011.
+    pub boot_only: u64,
+    /// Requests that were somebody else's to answer, or a machine's that boots its own disk.
+    pub left_alone: u64,
     /// Requests that had an option left out because it could not be read.
     pub with_notes: u64,
     /// Refusals by code.
@@ -42,34 +50,37 @@ pub struct Counters {
 /// when [`poll_timeout`](Self::poll_timeout) is due; nothing breaks when a timeout is late.
 #[derive(Debug)]
 pub struct Server {
-    tables: Vec<Table>,
+    mode: Mode,
+    pub(super) tables: Vec<Table>,
     relays: Vec<Ipv4Addr>,
     authoritative: bool,
-    limits: Limits,
-    counters: Counters,
+    pub(super) bootp_dynamic: bool,
+    pub(super) limits: Limits,
+    pub(super) counters: Counters,
+    pub(super) sighted: Sighted,
     last_ms: u64,
 }
 
 /// What a message led to when it was not refused outright.
 #[derive(Default)]
-struct Step {
-    changes: Vec<LeaseChange>,
-    reply: Option<Reply>,
-    event: Option<Event>,
-    refused: Option<Refused>,
+pub(super) struct Step {
+    pub changes: Vec<LeaseChange>,
+    pub reply: Option<Reply>,
+    pub event: Option<Event>,
+    pub refused: Option<Refused>,
 }
 
 /// One request on its way through the server.
-struct Call<'a> {
-    now_ms: u64,
-    request: &'a Request,
-    ingress: &'a Ingress,
-    boot: &'a dyn BootAnswer,
-    who: Who,
+pub(super) struct Call<'a> {
+    pub now_ms: u64,
+    pub request: &'a Request,
+    pub ingress: &'a Ingress,
+    pub boot: &'a dyn BootAnswer,
+    pub who: Who,
 }
 
 impl Call<'_> {
-    fn client(&self) -> &ClientInfo {
+    pub fn client(&self) -> &ClientInfo {
         &self.request.client
     }
 }
@@ -79,11 +90,14 @@ impl Server {
     /// leases less than meant and never panics.
     pub fn new(config: Config) -> Self {
         Self {
+            mode: config.mode,
             tables: config.scopes.into_iter().map(Table::new).collect(),
             relays: config.relays,
             authoritative: config.authoritative,
+            bootp_dynamic: config.bootp_dynamic,
             limits: config.limits,
             counters: Counters::default(),
+            sighted: Sighted::default(),
             last_ms: u64::MAX,
         }
     }
@@ -110,6 +124,16 @@ impl Server {
         self.tables.iter().flat_map(Table::leases)
     }
 
+    /// The hardware address behind an address: of the lease bound now, and in proxy mode what its
+    /// client told the other server or port 4011. As good as any word of the segment.
+    pub fn holder(&self, addr: Ipv4Addr) -> Option<MacAddr> {
+        let lease = self.tables.iter().find_map(|table| table.lease(addr));
+        let bound = lease.filter(|lease| lease.state == LeaseState::Bound);
+        bound
+            .map(|lease| lease.mac)
+            .or_else(|| self.sighted.holder(addr))
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -127,9 +151,15 @@ impl Server {
         if now_ms < self.last_ms {
             for table in &mut self.tables {
                 let lease_ms = u64::from(table.scope.lease_secs) * 1000;
+                let bootp_ms = if self.bootp_dynamic {
+                    self.limits.bootp_ms
+                } else {
+                    0
+                };
                 let longest = lease_ms
                     .max(self.limits.quarantine_ms)
-                    .max(self.limits.offer_ms);
+                    .max(self.limits.offer_ms)
+                    .max(bootp_ms);
                 table.clamp(now_ms.saturating_add(longest));
             }
         }
@@ -139,13 +169,48 @@ impl Server {
         }
     }
 
-    /// Takes one datagram. `now_ms` is milliseconds on any one clock (the daemon: Unix time).
+    /// Takes one datagram of port 67. `now_ms` is milliseconds on any one clock (the daemon: Unix
+    /// time).
     pub fn handle(
         &mut self,
         now_ms: u64,
         datagram: &[u8],
         ingress: &Ingress,
         boot: &dyn BootAnswer,
+    ) -> Outcome {
+        self.take(now_ms, datagram, ingress, boot, |server, call| {
+            match (server.mode, call.client().message_type) {
+                (Mode::Proxy, _) => server.proxy(call),
+                (Mode::Server, MessageType::Discover) => server.discover(call),
+                (Mode::Server, MessageType::Request) => server.request(call),
+                (Mode::Server, MessageType::Decline) => server.decline(call),
+                (Mode::Server, MessageType::Release) => server.release(call),
+                (Mode::Server, MessageType::Inform) => server.inform(call),
+                (Mode::Server, MessageType::Bootp) => server.bootp(call),
+            }
+        })
+    }
+
+    /// Takes one datagram of port 4011, in both modes: boot data for a client that has its address.
+    /// No lease is made or changed.
+    pub fn handle_boot_request(
+        &mut self,
+        now_ms: u64,
+        datagram: &[u8],
+        ingress: &Ingress,
+        boot: &dyn BootAnswer,
+    ) -> Outcome {
+        self.take(now_ms, datagram, ingress, boot, Self::boot_request)
+    }
+
+    /// Reads a datagram and lets `step` decide.
+    fn take(
+        &mut self,
+        now_ms: u64,
+        datagram: &[u8],
+        ingress: &Ingress,
+        boot: &dyn BootAnswer,
+        step: impl FnOnce(&mut Self, &Call<'_>) -> Result<Step, Refused>,
     ) -> Outcome {
         self.handle_timeout(now_ms);
         self.counters.received += 1;
@@ -170,19 +235,15 @@ impl Server {
             boot,
             who,
         };
-        let step = match request.client.message_type {
-            MessageType::Discover => self.discover(&call),
-            MessageType::Request => self.request(&call),
-            MessageType::Decline => self.decline(&call),
-            MessageType::Release => self.release(&call),
-            MessageType::Inform => self.inform(&call),
-        };
-        let step = step.unwrap_or_else(|refused| Step {
+        let step = step(self, &call).unwrap_or_else(|refused| Step {
             refused: Some(refused),
             ..Step::default()
         });
         if let Some(refused) = &step.refused {
             self.count_refused(refused);
+        }
+        if step.event == Some(Event::LeftAlone) {
+            self.counters.left_alone += 1;
         }
         let Step {
             changes,
@@ -204,7 +265,7 @@ impl Server {
     }
 
     /// The scope of the link the client is on.
-    fn locate(&self, client: &ClientInfo, ingress: &Ingress) -> Result<usize, Refused> {
+    pub(super) fn locate(&self, client: &ClientInfo, ingress: &Ingress) -> Result<usize, Refused> {
         let covers = |link: Ipv4Addr| {
             self.tables
                 .iter()
@@ -554,7 +615,12 @@ impl Server {
         })
     }
 
-    fn reply(&self, scope: usize, call: &Call<'_>, answer: &Answer) -> Result<Reply, Refused> {
+    pub(super) fn reply(
+        &self,
+        scope: usize,
+        call: &Call<'_>,
+        answer: &Answer,
+    ) -> Result<Reply, Refused> {
         let scope = &self.tables[scope].scope;
         reply::build(
             call.request,

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use boot::catalog::Kind;
 
 use crate::netns::{GATEWAY_ADDR, Netns};
+use crate::pxe::{Dhcp, Stage};
 use crate::report::Report;
 use crate::run::{attempt, output};
 use crate::sim::{mac, tool};
@@ -27,6 +28,10 @@ pub fn run(report: &Report) -> Result<()> {
     report.check(
         "dhclient gets a lease and releases it",
         dhclient(&site, &dir),
+    );
+    report.check(
+        "the boot port answers in server mode too, as EDK2 asks there",
+        boot_port(&node),
     );
     let artefacts = site.artefacts()?;
     let file_of = |kind| {
@@ -87,6 +92,24 @@ fn udhcpc(node: &Netns, dir: &std::path::Path) -> Result<()> {
     )?;
     let said = tool(node, "ip", &["-4", "addr", "show", "dev", "eth0"])?;
     ensure!(said.contains("inet 10.66.0."), "{said}");
+    Ok(())
+}
+
+/// edk2#8149: firmware that took our offer for BINL asks port 4011 with its new address.
+fn boot_port(node: &Netns) -> Result<()> {
+    let said = tool(node, "ip", &["-4", "-br", "addr", "show", "dev", "eth0"])?;
+    let own = said
+        .split_whitespace()
+        .find_map(|word| word.split_once('/')?.0.parse().ok())
+        .with_context(|| format!("no address: {said}"))?;
+    let answer = node.enter(|| {
+        Dhcp::open("eth0", mac(1), [0; 16])?.boot_port(Stage::Pxe, 0x6600_0011, own, GATEWAY_ADDR)
+    })?;
+    ensure!(answer.addr.is_unspecified(), "yiaddr {}", answer.addr);
+    ensure!(
+        answer.boot_file.ends_with(".efi") && answer.next_server == GATEWAY_ADDR,
+        "{answer:?}"
+    );
     Ok(())
 }
 

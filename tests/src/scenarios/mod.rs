@@ -1,6 +1,7 @@
 //! The scenarios: each proves one thing of the walk against the running daemon, says PASS or FAIL
 //! for every check, and is bounded.
 
+pub mod beside;
 pub mod dhcp_storm;
 pub mod firmware;
 pub mod interop;
@@ -82,6 +83,12 @@ pub const ALL: &[Scenario] = &[
         what: "rdisc6, dhclient -6, curl and a firmware's Solicit against the daemon over IPv6",
         limit_secs: 240,
         run: ipv6::run,
+    },
+    Scenario {
+        name: "beside",
+        what: "proxy mode beside busybox udhcpd: its addresses, our boot data, port 4011, attestation",
+        limit_secs: 240,
+        run: beside::run,
     },
     Scenario {
         name: "walk",

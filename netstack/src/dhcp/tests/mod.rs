@@ -1,6 +1,8 @@
 //! Timelines of the server: one machine per state of RFC 2131, and one `rejects_*` per refusal.
 
 mod boot;
+mod bootp;
+mod proxy;
 mod reject;
 mod walk;
 
