@@ -77,8 +77,16 @@ pub struct Provisioning {
     pub bootp_dynamic: bool,
     /// First and last address handed out; none when only reservations are served.
     pub pool: Option<(Ipv4Addr, Ipv4Addr)>,
-    /// Lease time in seconds.
+    /// Lease time in seconds of machines that run their own system.
     pub lease_secs: u32,
+    /// Lease time in seconds of firmware, iPXE and machines on their way.
+    pub boot_lease_secs: u32,
+    /// How long an offer waits for an answer to the ARP probe of its address; 0 for no probe.
+    pub conflict_probe_ms: u16,
+    /// Seconds between two looks for other DHCP servers; 0 listens only.
+    pub rogue_probe_secs: u32,
+    /// What a flood of made-up clients may take.
+    pub guard: DhcpGuard,
     /// Option 3.
     pub router: Option<Ipv4Addr>,
     /// Option 6.
@@ -115,6 +123,17 @@ pub struct ProvisioningV6 {
     pub dns: Vec<Ipv6Addr>,
     /// How long Router Advertisements make us a default router, in seconds; 0 for not at all.
     pub router_lifetime_secs: u16,
+}
+
+/// `[provisioning.guard]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DhcpGuard {
+    /// Percent of the pool that is kept for known machines.
+    pub reserve_percent: u8,
+    /// Addresses that one switch port holds at once, where option 82 names it.
+    pub port_addresses_max: u16,
+    /// New clients a second of one such port, after a burst of 128.
+    pub port_clients_per_sec: u16,
 }
 
 /// Whose addresses the machines get.
@@ -512,6 +531,20 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
     let mode = mode.unwrap_or(DhcpMode::Server);
     let bootp_dynamic = section.boolean("bootp_dynamic");
     let lease = section.integer("lease_secs", 120..=604_800, "seconds");
+    let lease = lease.unwrap_or(3600);
+    let boot_lease = section.integer("boot_lease_secs", 120..=604_800, "seconds");
+    if let Some(boot_lease) = boot_lease.filter(|secs| *secs > lease) {
+        let found = format!("{boot_lease}");
+        section.mistake(
+            "boot_lease_secs",
+            format!("at most lease_secs, {lease}"),
+            found,
+        );
+    }
+    let boot_lease = boot_lease.unwrap_or(600).min(lease);
+    let conflict_probe = section.integer("conflict_probe_ms", 0..=1_000, "milliseconds");
+    let rogue_probe = section.integer("rogue_probe_secs", 0..=86_400, "seconds");
+    let guard = read_guard(&section.section("guard"));
     let router = section.parsed::<Ipv4Addr>("router", "an IPv4 address");
     let dns = section.list::<Ipv4Addr>("dns", "an IPv4 address", DNS_MAX);
     let domain = section.string("domain").filter(|name| {
@@ -554,7 +587,11 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
         dhcp_mode: mode,
         bootp_dynamic: bootp_dynamic.unwrap_or(false),
         pool,
-        lease_secs: u32::try_from(lease.unwrap_or(3600)).ok()?,
+        lease_secs: u32::try_from(lease).ok()?,
+        boot_lease_secs: u32::try_from(boot_lease).ok()?,
+        conflict_probe_ms: u16::try_from(conflict_probe.unwrap_or(200)).ok()?,
+        rogue_probe_secs: u32::try_from(rogue_probe.unwrap_or(600)).ok()?,
+        guard,
         router,
         dns,
         domain,
@@ -576,6 +613,24 @@ fn read_tftp(section: &Section<'_, '_>) -> Option<Tftp> {
         ports: ports.unwrap_or_default(),
         block_bytes_max: u16::try_from(block.unwrap_or(1468)).ok()?,
     })
+}
+
+fn read_guard(section: &Section<'_, '_>) -> DhcpGuard {
+    // The ranges fit the types; a key that does not is a mistake and its default does not matter.
+    let reserve = section.integer("reserve_percent", 0..=90, "percent");
+    let addresses = section.integer("port_addresses_max", 1..=4_096, "addresses");
+    let clients = section.integer("port_clients_per_sec", 1..=10_000, "clients a second");
+    section.close();
+    let or = |value: Option<u64>, default: u16| {
+        value
+            .and_then(|value| u16::try_from(value).ok())
+            .unwrap_or(default)
+    };
+    DhcpGuard {
+        reserve_percent: u8::try_from(or(reserve, 10)).unwrap_or(10),
+        port_addresses_max: or(addresses, 64),
+        port_clients_per_sec: or(clients, 20),
+    }
 }
 
 fn read_ports(section: &Section<'_, '_>) -> Option<ProvisioningPorts> {

@@ -181,6 +181,10 @@ impl Driver {
                 self.gateway
                     .handle(now, Input::BootRequest { bytes, ingress });
             }
+            Request::ArpSeen(addr, mac) => {
+                self.gateway.handle(now, Input::ArpSeen { addr, mac });
+            }
+            Request::DhcpHeard(frame) => self.gateway.handle(now, Input::DhcpHeard { frame }),
             Request::Hello(conn, body, reply) => {
                 self.performer.expect_reply(conn.id, reply);
                 let time = crate::serve::time_trust(&self.clock.read());
@@ -293,10 +297,13 @@ impl Driver {
                 }
                 effect @ (Effect::Dhcp { .. }
                 | Effect::Dhcp6 { .. }
+                | Effect::ArpProbe { .. }
+                | Effect::DhcpProbe { .. }
                 | Effect::Work(_)
                 | Effect::Issue(_)
                 | Effect::Wire { .. }
-                | Effect::Refused { .. }) => perform.push(Perform::Effect(Box::new(effect))),
+                | Effect::Refused { .. }
+                | Effect::RefusedQuietly { .. }) => perform.push(Perform::Effect(Box::new(effect))),
             }
         }
         perform.extend(answers);

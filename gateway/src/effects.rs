@@ -19,6 +19,7 @@ use crate::issue::Issuer;
 use crate::metrics::REFUSED;
 use crate::shell::dhcp::DhcpSender;
 use crate::shell::dhcp6::Dhcp6Sender;
+use crate::shell::segment::SegmentSender;
 use crate::telemetry;
 use crate::workers::Workers;
 
@@ -44,6 +45,7 @@ impl Perform {
 pub(crate) struct Performer {
     dhcp: DhcpSender,
     dhcp6: Option<Dhcp6Sender>,
+    segment: SegmentSender,
     issuer: Arc<Issuer>,
     ledger: store::LedgerReader,
     metrics: Arc<crate::metrics::Metrics>,
@@ -55,6 +57,7 @@ impl Performer {
     pub fn new(
         dhcp: DhcpSender,
         dhcp6: Option<Dhcp6Sender>,
+        segment: SegmentSender,
         issuer: Arc<Issuer>,
         ledger: store::LedgerReader,
         metrics: Arc<crate::metrics::Metrics>,
@@ -62,6 +65,7 @@ impl Performer {
         Self {
             dhcp,
             dhcp6,
+            segment,
             issuer,
             ledger,
             metrics,
@@ -94,6 +98,8 @@ impl Performer {
                         dhcp6.send(&reply, &iface);
                     }
                 }
+                Effect::ArpProbe { addr } => self.segment.arp_probe(addr),
+                Effect::DhcpProbe { mac, payload } => self.segment.dhcp_probe(mac, &payload),
                 Effect::Work(work) => self.work(work, done.clone()),
                 Effect::Issue(request) => self.issue(request, done.clone()),
                 Effect::Wire { conn, reply } => {
@@ -109,6 +115,7 @@ impl Performer {
                         telemetry::decided(&subject, &reason);
                     }
                 }
+                Effect::RefusedQuietly { code } => self.metrics.count(REFUSED, code),
                 Effect::Record { .. } | Effect::Journal(_) => {
                     unreachable!("the driver commits records before it performs anything")
                 }

@@ -3,10 +3,10 @@
 //! Every call becomes one input of the driver's loop and is answered after the records it rests on
 //! are on disk. Knows no socket.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
-use gateway_core::identity::MachineId;
+use gateway_core::identity::{MacAddr, MachineId};
 use gateway_core::reason::Reason;
 use gateway_core::record::Record;
 use gateway_core::view::{ImageView, LedgerView, MachineView, StatusView, TimelineEntry};
@@ -58,6 +58,10 @@ pub(crate) enum Request {
     Datagram6(Vec<u8>, dhcp6::Ingress),
     /// A datagram on UDP 4011.
     BootRequest(Vec<u8>, Ingress),
+    /// Somebody uses an address that was probed.
+    ArpSeen(Ipv4Addr, MacAddr),
+    /// A DHCP reply to somebody, as a whole frame.
+    DhcpHeard(Vec<u8>),
     /// `POST /v1/hello`.
     Hello(Connection, Bytes, oneshot::Sender<WireReply>),
     /// `POST /v1/evidence`.
@@ -117,6 +121,16 @@ impl Handle {
     pub(crate) fn boot_request(&self, bytes: Vec<u8>, ingress: Ingress) -> bool {
         let request = Request::BootRequest(bytes, ingress);
         self.tx.try_send(request).is_ok()
+    }
+
+    /// Hands over who uses a probed address; lost when the queue is full.
+    pub(crate) fn arp_seen(&self, addr: Ipv4Addr, mac: MacAddr) {
+        let _ = self.tx.try_send(Request::ArpSeen(addr, mac));
+    }
+
+    /// Hands over another server's reply; lost when the queue is full.
+    pub(crate) fn dhcp_heard(&self, frame: Vec<u8>) {
+        let _ = self.tx.try_send(Request::DhcpHeard(frame));
     }
 
     /// Hands over a hello body; answers the challenge or a refusal.

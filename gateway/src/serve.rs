@@ -44,6 +44,7 @@ use crate::shell::health::{self, HealthService};
 use crate::shell::https_boot::{self, BootService};
 use crate::shell::listen::{self, BindError, Listener};
 use crate::shell::ra::RaSocket;
+use crate::shell::segment::Segment;
 use crate::shell::tftp;
 use crate::shell::tls::{self, BootCertificates, CertSlot, TlsError};
 use crate::telemetry;
@@ -134,6 +135,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         Some(ra) => Some(RaSocket::open(&config.provisioning.interface, ra)?),
         None => None,
     };
+    let interface = config.provisioning.interface.as_str();
+    let segment = Segment::open(interface).map_err(|source| DhcpError::Interface {
+        iface: interface.to_owned(),
+        source,
+    })?;
     let listeners = Listeners::bind(&config, &metrics).await?;
     let certificates = Certificates::of(&appliance)?;
 
@@ -147,6 +153,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let performer = Performer::new(
         dhcp.sender(Arc::clone(&metrics)),
         v6.as_ref().map(|v6| v6.sender(Arc::clone(&metrics))),
+        segment.sender(dhcp.raw(), Arc::clone(&metrics)),
         issuer,
         appliance.store.ledger(),
         Arc::clone(&metrics),
@@ -195,6 +202,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
             Ok("ra")
         });
     }
+    let (doors, token) = (handle.clone(), cancel.clone());
+    tasks.spawn(async move {
+        segment.run(doors, token).await;
+        Ok("segment")
+    });
     let token = cancel.clone();
     tasks.spawn(async move {
         dhcp.run(handle, metrics, token).await;
@@ -597,6 +609,7 @@ fn dhcp_config(config: &Config) -> Result<dhcp::Config, ServeError> {
             })
             .collect(),
         lease_secs: part.lease_secs,
+        boot_lease_secs: part.boot_lease_secs,
         routers: part.router.into_iter().collect(),
         dns: part.dns.clone(),
         domain: part.domain.clone(),
@@ -607,6 +620,19 @@ fn dhcp_config(config: &Config) -> Result<dhcp::Config, ServeError> {
         DhcpMode::Proxy => dhcp::Mode::Proxy,
     };
     dhcp.bootp_dynamic = part.bootp_dynamic;
+    let mut mac = [0; 6];
+    crate::random::fill(&mut mac);
+    // Individual and locally administered (IEEE 802 section 8.2.2): nobody else's.
+    mac[0] = (mac[0] & 0xfc) | 2;
+    dhcp.watch = Some(dhcp::WatchConfig {
+        mac: netstack::MacAddr(mac),
+        period_ms: u64::from(part.rogue_probe_secs) * 1000,
+    });
+    dhcp.limits.probe_ms = part.conflict_probe_ms.into();
+    dhcp.limits.port_addrs_max = part.guard.port_addresses_max.into();
+    dhcp.limits.port_rate.per_sec = part.guard.port_clients_per_sec.into();
+    dhcp.limits.reserve_percent = part.guard.reserve_percent;
+    dhcp.limits.reserve_known_percent = part.guard.reserve_percent / 3;
     dhcp.check().map_err(|found| {
         mistakes(
             found

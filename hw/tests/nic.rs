@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use hw::nic::{
-    Icmp6Socket, LldpSocket, NicError, RawUdp, Received, bind_to_device, configure_ipv4,
-    hardware_address, index_of, interfaces, link_up, wait_for_carrier,
+    FrameSocket, Icmp6Socket, LldpSocket, NicError, RawUdp, Received, bind_to_device,
+    configure_ipv4, hardware_address, index_of, interfaces, link_up, wait_for_carrier,
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -269,4 +269,75 @@ fn rejects_interfaces_that_are_not_there_for_ipv6() {
         hardware_address("not-there"),
         Err(NicError::Missing { .. })
     ));
+}
+
+#[test]
+fn arp_socket_hears_others_and_not_itself() {
+    if !namespace() {
+        return;
+    }
+    plug_in();
+    let node = FrameSocket::arp("node").unwrap();
+    let switch = FrameSocket::arp("sw").unwrap();
+    assert_ne!(node.mac(), switch.mac());
+    let addr = Ipv4Addr::new(10, 9, 8, 7);
+    let mut probe = vec![0xff; 6];
+    probe.extend(node.mac());
+    probe.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    probe.extend(node.mac());
+    probe.extend([0; 10]);
+    probe.extend(addr.octets());
+    // The kernel behind the other end answers for its own address (after it is put there).
+    configure_ipv4("sw", addr, 24, None).unwrap();
+    let mut heard = None;
+    for _ in 0..30 {
+        node.send(&probe).unwrap();
+        heard = node.recv(SILENCE).unwrap();
+        let answered = |frame: &Vec<u8>| frame[20..22] == [0, 2] && frame[28..32] == addr.octets();
+        if heard.as_ref().is_some_and(answered) {
+            break;
+        }
+    }
+    let heard = heard.expect("an answer");
+    assert_eq!(heard[22..28], switch.mac(), "the address's holder");
+    let mut own = switch.recv(SILENCE).unwrap();
+    while let Some(frame) = own {
+        assert_ne!(frame[6..12], switch.mac(), "its own frames are left out");
+        own = switch.recv(Duration::from_millis(50)).unwrap();
+    }
+}
+
+#[test]
+fn dhcp_reply_socket_hears_port_68_only_whoever_it_is_for() {
+    if !namespace() {
+        return;
+    }
+    plug_in();
+    let listener = FrameSocket::dhcp_replies("node").unwrap();
+    let sender = RawUdp::open("sw").unwrap();
+    let port = |last, port| SocketAddrV4::new(Ipv4Addr::new(10, 9, 8, last), port);
+    let mut heard = None;
+    for _ in 0..30 {
+        for to in [67, 69, 546] {
+            sender
+                .send_to([2, 9, 9, 9, 9, 9], port(1, 67), port(7, to), b"not this")
+                .unwrap();
+        }
+        sender
+            .broadcast_as([2, 9, 9, 9, 9, 8], port(1, 67), port(7, 68), b"this")
+            .unwrap();
+        heard = listener.recv(SILENCE).unwrap();
+        if heard.is_some() {
+            break;
+        }
+    }
+    let frame = heard.expect("a reply");
+    assert_eq!(
+        frame[..12],
+        [255, 255, 255, 255, 255, 255, 2, 9, 9, 9, 9, 8]
+    );
+    assert!(frame.ends_with(b"this"), "{frame:?}");
+    while let Some(frame) = listener.recv(Duration::from_millis(50)).unwrap() {
+        assert_eq!(frame[36..38], [0, 68]);
+    }
 }

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arp;
 pub mod capture;
 pub mod dhcp;
 pub mod dhcp6;

@@ -262,6 +262,61 @@ fn raspberrypi_859_the_same_uuid_twice_is_two_machines() {
     assert_ne!(addr(&first.payload), addr(&second.payload));
 }
 
+/// A Pi 4 says x86; a PC beside it has the same option 93 and another address block.
+#[test]
+fn rpi_eeprom_182_and_60_a_pi_is_told_apart_and_gets_its_own_menu() {
+    let pi_class: &[(u8, &[u8])] = &[
+        (93, &[0, 0]),
+        (60, b"PXEClient:Arch:00000:UNDI:002001"),
+        (55, &[1, 3, 43, 60, 66, 67]),
+    ];
+    let by_mac = |oui: [u8; 3]| {
+        let mut request = discover(pi_class);
+        request[28..31].copy_from_slice(&oui);
+        request
+    };
+    let menu = b"\x06\x01\x03\x0a\x04\x00PXE\x09\x14\x00\x00\x11Raspberry Pi Boot\xff";
+    for oui in [[0xdc, 0xa6, 0x32], [0xb8, 0x27, 0xeb]] {
+        let request = by_mac(oui);
+        let client = ClientInfo::parse(&request).expect("a request");
+        assert!(client.is_raspberry_pi(), "{oui:02x?}");
+        assert_eq!(answer(&request).options.get(43), Some(&menu[..]));
+    }
+    let pc = by_mac([0x52, 0x54, 0x00]);
+    assert!(!ClientInfo::parse(&pc).expect("a request").is_raspberry_pi());
+    assert_eq!(answer(&pc).options.get(43), Some(&[6, 1, 8, 255][..]));
+    // A Pi with another maker's network card, by option 97.
+    for uuid in [[0x44; 16], *b"RPi4\x14\x31\xc0\x00abcdefgh"] {
+        let value = [&[0], uuid.as_slice()].concat();
+        let mut options = pi_class.to_vec();
+        options.push((97, &value));
+        let client = ClientInfo::parse(&discover(&options)).expect("a request");
+        assert!(client.is_raspberry_pi());
+    }
+    // The same block under UEFI (option 93 = 11) is an ordinary arm64 machine.
+    let mut uefi = discover(&[(93, &[0, 11]), (60, b"PXEClient:Arch:00011:UNDI:003000")]);
+    uefi[28..31].copy_from_slice(&[0xdc, 0xa6, 0x32]);
+    assert!(
+        !ClientInfo::parse(&uefi)
+            .expect("a request")
+            .is_raspberry_pi()
+    );
+}
+
+/// Options 66 and 150 beside siaddr, each where it is asked for.
+#[test]
+fn openwrt_14660_options_66_and_150_name_the_same_server_as_siaddr() {
+    let offer = answer(&discover(&[
+        (93, &[0, 7]),
+        (60, b"PXEClient"),
+        (55, &[66, 150]),
+    ]));
+    assert_eq!(offer.siaddr, NEXT);
+    assert_eq!(offer.options.get(66), Some(NEXT.to_string().as_bytes()));
+    assert_eq!(offer.options.get(150), Some(&NEXT.octets()[..]));
+    assert_eq!(answer(&discover(UEFI)).options.get(150), None);
+}
+
 #[test]
 fn simple_dhcp_26_and_insomniacslk_395_bad_options_cost_themselves() {
     let mut request = discover(&[(12, &[0xff, 0xfe, 0x80]), (51, &[1])]);

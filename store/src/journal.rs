@@ -375,6 +375,7 @@ mod tests {
             mac: MacAddr([2, 0, 0, 0, 0, last]),
             state: state.into(),
             expires: UnixMillis(u64::from(last)),
+            port: None,
         })
     }
 

@@ -20,9 +20,10 @@ pub const GATEWAY_ADDR: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
 pub const MGMT_ADDR: Ipv4Addr = Ipv4Addr::new(10, 67, 0, 1);
 /// The administrator.
 pub const DESK_ADDR: Ipv4Addr = Ipv4Addr::new(10, 67, 0, 2);
-/// First and last address of the pool: room for 200 machines.
+/// First and last address of the pool: room for 200 machines, and the tenth that is kept for known
+/// ones.
 pub const POOL: (Ipv4Addr, Ipv4Addr) =
-    (Ipv4Addr::new(10, 66, 0, 20), Ipv4Addr::new(10, 66, 0, 219));
+    (Ipv4Addr::new(10, 66, 0, 20), Ipv4Addr::new(10, 66, 0, 250));
 
 /// The appliance on the provisioning side, where a site has IPv6.
 pub const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x66, 0, 0, 0, 0, 0, 1);

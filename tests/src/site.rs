@@ -54,6 +54,10 @@ pub struct Options {
     pub ipv6: bool,
     /// `server` or `proxy`.
     pub dhcp_mode: &'static str,
+    /// `provisioning.conflict_probe_ms`.
+    pub conflict_probe_ms: u16,
+    /// `provisioning.rogue_probe_secs`.
+    pub rogue_probe_secs: u32,
 }
 
 impl Default for Options {
@@ -67,6 +71,8 @@ impl Default for Options {
             pool: POOL,
             ipv6: false,
             dhcp_mode: "server",
+            conflict_probe_ms: 200,
+            rogue_probe_secs: 600,
         }
     }
 }
@@ -458,6 +464,8 @@ interface = "prov0"
 address = "{GATEWAY_ADDR}/{prefix}"
 dhcp_mode = "{mode}"
 lease_secs = 3600
+conflict_probe_ms = {probe}
+rogue_probe_secs = {rogue}
 {pool}{ipv6}[management]
 address = "{MGMT_ADDR}"
 names = ["localhost"]
@@ -485,6 +493,8 @@ filter = "info"
             String::new()
         },
         mode = options.dhcp_mode,
+        probe = options.conflict_probe_ms,
+        rogue = options.rogue_probe_secs,
         preset = options.preset,
         kind = options.devid_kind,
         auth = options.devid_auth,

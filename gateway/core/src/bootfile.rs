@@ -146,13 +146,38 @@ impl Answer<'_> {
 }
 
 impl dhcp::BootAnswer for Answer<'_> {
+    /// A machine whose keys an owner bound, by the hardware address it attested with last.
+    fn knows(&self, client: &dhcp::ClientInfo) -> bool {
+        let machine = self.registry.by_mac(MacAddr(client.mac.0));
+        machine.is_some_and(|machine| match &machine.state {
+            State::Declared
+            | State::Discovered(_)
+            | State::Challenged { .. }
+            | State::Admitted { .. }
+            | State::Installing
+            | State::Installed
+            | State::Active
+            | State::Cordoned { .. } => true,
+            State::Pending | State::Withdrawn { .. } | State::Retired | State::Replaced { .. } => {
+                false
+            }
+        })
+    }
+
+    fn settled(&self, client: &dhcp::ClientInfo) -> bool {
+        let machine = self.registry.by_mac(MacAddr(client.mac.0));
+        standing(machine) == Standing::Installed
+    }
+
     fn boot(&self, client: &dhcp::ClientInfo) -> dhcp::BootFile {
         let boots = client.is_ipxe || client.is_http_client || client.is_pxe_client;
         if !boots {
             return dhcp::BootFile::None;
         }
+        // A Raspberry Pi's boot ROM says x86 and could run nothing of it.
         let arch = client
             .arch
+            .filter(|_| !client.is_raspberry_pi())
             .and_then(ClientArch::from_type)
             .map(|client| client.arch);
         let mut facts = self.facts(MacAddr(client.mac.0), arch);

@@ -4,7 +4,8 @@
 //! empty, then the next. Records among the effects are made durable before any other effect of the
 //! same drain is performed. `now` never goes back.
 
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 
 use boot::arch::Arch;
 use boot::catalog::Kind;
@@ -23,10 +24,11 @@ use crate::bootfile::{Answer, BootSettings, standing};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::lease6;
+use crate::limits;
 use crate::outbox::Outbox;
 use crate::reason::Reason;
 use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
-use crate::view::{ImageView, MachineView, StatusView, TimelineEntry};
+use crate::view::{DhcpView, ForeignServerView, ImageView, MachineView, StatusView, TimelineEntry};
 use crate::walk::Step;
 
 /// What the gateway starts with.
@@ -79,6 +81,18 @@ pub enum Input {
         bytes: Vec<u8>,
         /// Where it came in.
         ingress: dhcp::Ingress,
+    },
+    /// Somebody uses an address that was probed.
+    ArpSeen {
+        /// The address.
+        addr: Ipv4Addr,
+        /// Who uses it.
+        mac: MacAddr,
+    },
+    /// A frame with a DHCP reply to somebody, heard on the segment.
+    DhcpHeard {
+        /// The whole Ethernet frame.
+        frame: Vec<u8>,
     },
     /// `POST /v1/hello`.
     Hello {
@@ -138,6 +152,10 @@ pub struct Gateway {
     seal: String,
     dhcp: dhcp::Server,
     dhcp6: Option<dhcp6::Server>,
+    dhcp_mode: dhcp::Mode,
+    watch: Option<dhcp::Watch>,
+    /// Refusals per code since the start of the window: see [`limits::DHCP_REFUSALS_MAX`].
+    dhcp_refusals: BTreeMap<&'static str, (UnixMillis, u32)>,
     admission: Admission,
     boot: BootSettings,
     out: Outbox,
@@ -175,7 +193,15 @@ impl Gateway {
         for mark in &marks {
             registry.mark(mark);
         }
+        let dhcp_mode = setup.dhcp.mode;
+        let watch = setup.dhcp.watch.map(|watch| {
+            let own = boot.server_addr;
+            dhcp::Watch::new(dhcp_mode, own, watch.mac, watch.period_ms, now.0)
+        });
         let mut dhcp = dhcp::Server::new(setup.dhcp);
+        if let Some(watch) = &watch {
+            dhcp.ignore(watch.mac());
+        }
         dhcp.restore(leases.iter().filter_map(restore_lease));
         let mut dhcp6 = setup.dhcp6.map(dhcp6::Server::new);
         if let Some(server) = &mut dhcp6 {
@@ -187,6 +213,9 @@ impl Gateway {
             seal,
             dhcp,
             dhcp6,
+            dhcp_mode,
+            watch,
+            dhcp_refusals: BTreeMap::new(),
             admission,
             boot,
             out: Outbox::new(next_seq),
@@ -204,6 +233,20 @@ impl Gateway {
                 self.datagram(now, &bytes, &ingress, dhcp::Server::handle_boot_request);
             }
             Input::Datagram6 { bytes, ingress } => self.datagram6(now, &bytes, &ingress),
+            Input::ArpSeen { addr, mac } => {
+                let by = netstack::MacAddr(mac.0);
+                let answer = answer(&self.admission, &self.boot);
+                let outcome = self.dhcp.handle_conflict(now.0, addr, by, &answer);
+                self.decided(now, outcome, "");
+            }
+            Input::DhcpHeard { frame } => {
+                let heard = dhcp::Heard::parse(&frame);
+                let found = self.watch.as_mut().zip(heard);
+                if let Some(finding) = found.and_then(|(watch, heard)| watch.handle(now.0, &heard))
+                {
+                    self.tell(&finding);
+                }
+            }
             Input::Hello {
                 conn,
                 peer,
@@ -256,7 +299,9 @@ impl Gateway {
     pub fn poll_timeout(&self) -> Option<UnixMillis> {
         let dhcp = self.dhcp.poll_timeout().map(UnixMillis);
         let dhcp6 = self.dhcp6.as_ref().and_then(dhcp6::Server::poll_timeout);
-        [dhcp, dhcp6.map(UnixMillis), self.admission.poll_timeout()]
+        let watch = self.watch.as_ref().and_then(dhcp::Watch::poll_timeout);
+        let (dhcp6, watch) = (dhcp6.map(UnixMillis), watch.map(UnixMillis));
+        [dhcp, dhcp6, watch, self.admission.poll_timeout()]
             .into_iter()
             .flatten()
             .min()
@@ -268,7 +313,31 @@ impl Gateway {
         if let Some(server) = &mut self.dhcp6 {
             server.handle_timeout(now.0);
         }
+        while let Some((outcome, iface)) = {
+            let answer = answer(&self.admission, &self.boot);
+            self.dhcp.poll_probed(now.0, &answer)
+        } {
+            self.decided(now, outcome, &iface);
+        }
+        if let Some(watch) = &mut self.watch {
+            let mac = watch.mac();
+            if let Some(payload) = watch.poll_probe(now.0) {
+                self.out.push(Effect::DhcpProbe { mac, payload });
+            }
+            if let Some(finding) = watch.poll_finding(now.0) {
+                self.tell(&finding);
+            }
+        }
         self.admission.handle_timeout(now, &mut self.out);
+    }
+
+    /// What the watch over the segment found.
+    fn tell(&mut self, finding: &dhcp::Finding) {
+        let subject = match finding {
+            dhcp::Finding::Foreign(foreign) => format!("DHCP server {}", foreign.server),
+            dhcp::Finding::NoServer => "DHCP".to_owned(),
+        };
+        self.out.refused(subject, vec![finding.explain().into()]);
     }
 
     /// Steps `discover` and `lease`; `boot` for who asks the boot port.
@@ -285,17 +354,13 @@ impl Gateway {
             &dyn dhcp::BootAnswer,
         ) -> dhcp::Outcome,
     ) {
-        let answer = Answer {
-            registry: self.admission.registry(),
-            boot: &self.boot,
-            rules: &self.admission.rules().catalog,
-        };
+        let answer = answer(&self.admission, &self.boot);
         let outcome = handle(&mut self.dhcp, now.0, bytes, ingress, &answer);
-        self.decided(now, outcome, ingress);
+        self.decided(now, outcome, &ingress.iface);
     }
 
     /// What one DHCP message led to: leases, walk marks, refusals, the reply.
-    fn decided(&mut self, now: UnixMillis, outcome: dhcp::Outcome, ingress: &dhcp::Ingress) {
+    fn decided(&mut self, now: UnixMillis, outcome: dhcp::Outcome, iface: &str) {
         for change in &outcome.changes {
             self.out
                 .journal(JournalRecord::Lease(lease_record(&change.lease)));
@@ -305,7 +370,10 @@ impl Gateway {
             .as_ref()
             .map_or(MacAddr([0; 6]), |c| MacAddr(c.mac.0));
         if let (Some(client), Some(event)) = (&outcome.client, &outcome.event) {
-            let who = client_kind(client);
+            let mut who = client_kind(client);
+            if let Some(port) = dhcp::PortId::of(client) {
+                who = format!("{who} at {}", port.to_text());
+            }
             match event {
                 dhcp::Event::Offered { addr } => {
                     self.seen(now, mac, Step::Discover, format!("{who} offered {addr}"));
@@ -329,6 +397,7 @@ impl Gateway {
                     self.seen(now, mac, Step::Discover, format!("{who} left to its disk"));
                 }
                 dhcp::Event::LeftAlone
+                | dhcp::Event::Conflict { .. }
                 | dhcp::Event::Naked { .. }
                 | dhcp::Event::ChoseOther { .. }
                 | dhcp::Event::Released { .. }
@@ -337,14 +406,29 @@ impl Gateway {
             }
         }
         if let Some(refused) = outcome.refused {
-            self.out
-                .refused(mac.to_string(), vec![refused.explain().into()]);
+            self.dhcp_refused(now, mac, &refused);
+        }
+        if let Some(addr) = outcome.probe {
+            self.out.push(Effect::ArpProbe { addr });
         }
         if let Some(reply) = outcome.reply {
-            self.out.push(Effect::Dhcp {
-                reply,
-                iface: ingress.iface.clone(),
-            });
+            let iface = iface.to_owned();
+            self.out.push(Effect::Dhcp { reply, iface });
+        }
+    }
+
+    fn dhcp_refused(&mut self, now: UnixMillis, mac: MacAddr, refused: &dhcp::Refused) {
+        let code = refused.code();
+        let (since, count) = self.dhcp_refusals.entry(code).or_insert((now, 0));
+        if now.0.saturating_sub(since.0) >= limits::DHCP_REFUSALS_MS {
+            (*since, *count) = (now, 0);
+        }
+        *count = count.saturating_add(1);
+        if *count > limits::DHCP_REFUSALS_MAX {
+            self.out.push(Effect::RefusedQuietly { code });
+        } else {
+            self.out
+                .refused(mac.to_string(), vec![refused.explain().into()]);
         }
     }
 
@@ -428,11 +512,7 @@ impl Gateway {
             .mac
             .or_else(|| self.mac_of(query.peer))
             .unwrap_or(MacAddr([0; 6]));
-        let answer = Answer {
-            registry: self.admission.registry(),
-            boot: &self.boot,
-            rules: &self.admission.rules().catalog,
-        };
+        let answer = answer(&self.admission, &self.boot);
         let arch = query.arch.as_deref().and_then(Arch::from_name);
         let (script, what) = answer.script(mac, arch, query.peer);
         self.seen(
@@ -539,6 +619,38 @@ impl Gateway {
             machines,
             refusals: self.admission.refusal_totals().clone(),
             policy_sha256: hex::encode(self.admission.rules().policy.sha256()),
+            dhcp: self.dhcp_view(),
+        }
+    }
+
+    fn dhcp_view(&self) -> DhcpView {
+        let counters = self.dhcp.counters();
+        let in_server_mode = self.dhcp_mode == dhcp::Mode::Server;
+        let foreign = |foreign: &dhcp::Foreign| ForeignServerView {
+            server: foreign.server,
+            mac: MacAddr(foreign.mac.0),
+            proxy: foreign.proxy,
+            gave: (!foreign.gave.is_unspecified()).then_some(foreign.gave),
+            first: UnixMillis(foreign.first_ms),
+            last: UnixMillis(foreign.last_ms),
+            replies: foreign.replies,
+            reason: (in_server_mode || foreign.proxy)
+                .then(|| dhcp::Finding::Foreign(foreign.clone()).explain().into()),
+        };
+        DhcpView {
+            mode: if in_server_mode { "server" } else { "proxy" }.to_owned(),
+            foreign_servers: self
+                .watch
+                .iter()
+                .flat_map(dhcp::Watch::found)
+                .map(foreign)
+                .collect(),
+            conflicts: counters.conflicts,
+            refused: counters
+                .refused
+                .iter()
+                .map(|(code, count)| ((*code).to_owned(), *count))
+                .collect(),
         }
     }
 
@@ -570,6 +682,15 @@ impl Gateway {
             }
         };
         mac.map(|mac| MacAddr(mac.0))
+    }
+}
+
+/// What the DHCP core asks when it needs to know what a machine boots.
+fn answer<'a>(admission: &'a Admission, boot: &'a BootSettings) -> Answer<'a> {
+    Answer {
+        registry: admission.registry(),
+        boot,
+        rules: &admission.rules().catalog,
     }
 }
 
@@ -617,10 +738,12 @@ fn lease_record(lease: &dhcp::Lease) -> LeaseRecord {
             dhcp::LeaseState::Bound => "bound",
             dhcp::LeaseState::Released => "released",
             dhcp::LeaseState::Expired => "expired",
+            dhcp::LeaseState::Lapsed => "lapsed",
             dhcp::LeaseState::Declined => "declined",
         }
         .to_owned(),
         expires: UnixMillis(lease.expires_ms),
+        port: lease.port.as_ref().map(ToString::to_string),
     }
 }
 
@@ -635,6 +758,7 @@ fn restore_lease(record: &LeaseRecord) -> Option<dhcp::Lease> {
         addr: record.addr,
         client: dhcp::ClientKey::from_bytes(hex::decode(&record.client).ok()?),
         mac: netstack::MacAddr(record.mac.0),
+        port: record.port.as_ref().and_then(|port| port.parse().ok()),
         state,
         expires_ms: record.expires.0,
     })

@@ -48,6 +48,13 @@ pub const REFUSAL_KINDS_MAX: usize = 512;
 /// Length of a refusal summary.
 pub const REFUSAL_SUMMARY_MS: u64 = 60_000;
 
+/// DHCP refusals of one code that are written in the log per [`DHCP_REFUSALS_MS`]; further ones are
+/// only counted. A flood must not fill the log's disk either.
+pub const DHCP_REFUSALS_MAX: u32 = 20;
+
+/// The window of [`DHCP_REFUSALS_MAX`].
+pub const DHCP_REFUSALS_MS: u64 = 10_000;
+
 /// A pending machine asks again after this long.
 pub const PENDING_RETRY_SECS: u32 = 10;
 

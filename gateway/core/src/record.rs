@@ -245,6 +245,9 @@ pub struct LeaseRecord {
     pub state: String,
     /// End of the lease.
     pub expires: UnixMillis,
+    /// The switch port that option 82 named, `GIADDR/CIRCUIT/REMOTE` with the ids in hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
 }
 
 /// One DHCPv6 lease.

@@ -99,4 +99,41 @@ pub struct StatusView {
     pub refusals: std::collections::BTreeMap<String, u64>,
     /// Digest of the policy in force.
     pub policy_sha256: String,
+    /// The DHCP server.
+    #[serde(default)]
+    pub dhcp: DhcpView,
+}
+
+/// The DHCP server in figures.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DhcpView {
+    /// `server` or `proxy`.
+    pub mode: String,
+    /// Other DHCP servers heard lately on the segment.
+    pub foreign_servers: Vec<ForeignServerView>,
+    /// Addresses found in use by somebody before they were offered, since start.
+    pub conflicts: u64,
+    /// Refused messages since start, per code.
+    pub refused: std::collections::BTreeMap<String, u64>,
+}
+
+/// Another DHCP server on the segment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeignServerView {
+    /// Its server identifier, option 54.
+    pub server: std::net::Ipv4Addr,
+    /// Hardware address of its last reply: its own, or the last router's.
+    pub mac: MacAddr,
+    /// It tells what to boot and gives no address.
+    pub proxy: bool,
+    /// Address it last gave, if any.
+    pub gave: Option<std::net::Ipv4Addr>,
+    /// First heard.
+    pub first: UnixMillis,
+    /// Last heard.
+    pub last: UnixMillis,
+    /// Replies heard.
+    pub replies: u64,
+    /// What is wrong about it, in server mode.
+    pub reason: Option<Reason>,
 }

@@ -105,6 +105,7 @@ fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
                 machines: BTreeMap::new(),
                 refusals: BTreeMap::new(),
                 policy_sha256: String::new(),
+                dhcp: gateway_core::view::DhcpView::default(),
             });
         }
         _ => panic!("the admin endpoint asks nothing else"),

@@ -84,6 +84,11 @@ impl DhcpSocket {
         })
     }
 
+    /// What sends UDP in frames of our own making.
+    pub fn raw(&self) -> Arc<RawUdp> {
+        Arc::clone(&self.raw)
+    }
+
     /// The sending half.
     pub fn sender(&self, metrics: Arc<Metrics>) -> DhcpSender {
         DhcpSender {

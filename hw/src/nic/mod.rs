@@ -5,6 +5,7 @@
 //! is decided in `netstack`.
 
 mod config;
+mod frames;
 mod icmp6;
 mod lldp;
 mod packet;
@@ -15,6 +16,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 pub use config::{configure_ipv4, link_up, wait_for_carrier};
+pub use frames::FrameSocket;
 pub use icmp6::{Icmp6Socket, Received};
 pub use lldp::{Frame, LldpSocket};
 pub use udp::RawUdp;

@@ -32,13 +32,7 @@ impl RawUdp {
     /// [`NicError`]; needs `CAP_NET_RAW`, and an interface with a hardware address.
     pub fn open(ifname: &str) -> Result<Self, NicError> {
         let index = index_of(ifname)?;
-        let mac = super::interfaces()
-            .into_iter()
-            .find(|interface| interface.name == ifname)
-            .and_then(|interface| interface.mac)
-            .ok_or_else(|| NicError::Missing {
-                ifname: ifname.to_owned(),
-            })?;
+        let mac = super::hardware_address(ifname)?;
         let fd = packet::raw_socket().map_err(|source| {
             NicError::os("opening a raw socket", ifname, "CAP_NET_RAW", source)
         })?;
@@ -61,13 +55,39 @@ impl RawUdp {
         destination: SocketAddrV4,
         payload: &[u8],
     ) -> Result<(), NicError> {
+        self.send(mac, self.mac, source, destination, payload)
+    }
+
+    /// Broadcasts one datagram as hardware address `from`: a client that we play. Switches that
+    /// compare `chaddr` with the frame's source want them equal.
+    ///
+    /// # Errors
+    /// [`NicError::TooLarge`] or [`NicError::Os`].
+    pub fn broadcast_as(
+        &self,
+        from: [u8; 6],
+        source: SocketAddrV4,
+        destination: SocketAddrV4,
+        payload: &[u8],
+    ) -> Result<(), NicError> {
+        self.send([0xff; 6], from, source, destination, payload)
+    }
+
+    fn send(
+        &self,
+        to: [u8; 6],
+        from: [u8; 6],
+        source: SocketAddrV4,
+        destination: SocketAddrV4,
+        payload: &[u8],
+    ) -> Result<(), NicError> {
         if payload.len() > PAYLOAD_MAX {
             return Err(NicError::TooLarge {
                 size: payload.len(),
                 max: PAYLOAD_MAX,
             });
         }
-        let frame = frame(mac, self.mac, source, destination, payload);
+        let frame = frame(to, from, source, destination, payload);
         packet::send_frame(&self.fd, self.index, &frame)
             .map_err(|source| NicError::os("sending UDP", &self.ifname, "CAP_NET_RAW", source))
     }

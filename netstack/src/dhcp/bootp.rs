@@ -1,6 +1,8 @@
 //! BOOTP clients (RFC 951, RFC 1542) of a DHCP server (RFC 1534): one request, one reply, no lease
 //! option, no way to give an address back.
 
+use std::net::Ipv4Addr;
+
 use super::lease::{Lease, LeaseState};
 use super::reply::Answer;
 use super::server::{Call, Server, Step};
@@ -11,10 +13,13 @@ impl Server {
     pub(super) fn bootp(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
         let scope = self.locate(call.client(), call.ingress)?;
         let server = call.ingress.server_addr;
-        let table = &mut self.tables[scope];
+        let table = &self.tables[scope];
         let addr = match table.reservation(&call.who) {
             Some(addr) if table.may_have(addr, &call.who, server) => addr,
-            _ if self.bootp_dynamic => table.choose(&call.who, None, server)?,
+            _ if self.bootp_dynamic => {
+                self.admit(call, scope)?;
+                self.tables[scope].choose(&call.who, None, server)?
+            }
             Some(addr) => {
                 let on_record = None;
                 return Err(Refused::NotAvailable { addr, on_record });
@@ -24,6 +29,15 @@ impl Server {
                 return Err(Refused::Bootp { mac });
             }
         };
+        self.probe_first(call, scope, addr, Self::bootp_grant)
+    }
+
+    pub(super) fn bootp_grant(
+        &mut self,
+        call: &Call<'_>,
+        scope: usize,
+        addr: Ipv4Addr,
+    ) -> Result<Step, Refused> {
         let boot = call.boot.boot(call.client());
         let reply = self.reply(scope, call, &Answer::Bootp { addr, boot })?;
         let held = self.tables[scope].lease(addr);
@@ -33,6 +47,7 @@ impl Server {
             addr,
             client: call.who.key.clone(),
             mac: call.who.mac,
+            port: call.who.port.clone(),
             state: LeaseState::Bound,
             expires_ms: call.now_ms.saturating_add(self.limits.bootp_ms),
         };
@@ -48,7 +63,7 @@ impl Server {
             changes: vec![LeaseChange { lease, cause }],
             reply: Some(reply),
             event: Some(Event::Bootp { addr, expires_ms }),
-            refused: None,
+            ..Step::default()
         })
     }
 }

@@ -14,6 +14,16 @@ use crate::MacAddr;
 /// RFC 1542 section 4.1.1: a relay discards a request with more hops.
 const HOPS_MAX: u8 = 16;
 
+/// Address blocks of the Raspberry Pi makers (IEEE MA-L registry).
+const RASPBERRY_PI_OUIS: [[u8; 3]; 6] = [
+    [0xb8, 0x27, 0xeb],
+    [0xdc, 0xa6, 0x32],
+    [0xe4, 0x5f, 0x01],
+    [0xd8, 0x3a, 0xdd],
+    [0x28, 0xcd, 0xc1],
+    [0x2c, 0xcf, 0x67],
+];
+
 /// DHCP message type, option 53 (RFC 2132 section 9.6), of messages that clients send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MessageType {
@@ -120,6 +130,18 @@ impl ClientInfo {
     /// Whether it asks for something to boot: PXE firmware, UEFI HTTP boot or iPXE.
     pub fn boots(&self) -> bool {
         self.is_ipxe || self.is_http_client || self.is_pxe_client
+    }
+
+    /// The boot ROM of a Raspberry Pi. It says architecture 0, x86 with a BIOS, and is none
+    /// (raspberrypi/rpi-eeprom#182); its address block or option 97 tells it.
+    pub fn is_raspberry_pi(&self) -> bool {
+        let [a, b, c, ..] = self.mac.0;
+        let by_mac = RASPBERRY_PI_OUIS.contains(&[a, b, c]);
+        // Pi 3: sixteen times 0x44, on every board; Pi 4 and later: "RPi" and more.
+        let by_uuid = self
+            .uuid
+            .is_some_and(|uuid| uuid == [0x44; 16] || uuid.starts_with(b"RPi"));
+        self.arch == Some(0) && (by_mac || by_uuid)
     }
 
     /// Relay agent address, zero when the client is on our own link.

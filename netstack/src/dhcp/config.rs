@@ -3,6 +3,7 @@
 
 use std::net::Ipv4Addr;
 
+use super::Rate;
 use crate::MacAddr;
 
 /// Whose addresses the clients of a segment get.
@@ -30,8 +31,19 @@ pub struct Config {
     /// Lease pool addresses to BOOTP clients, which cannot give them back. Without it BOOTP is for
     /// reservations only.
     pub bootp_dynamic: bool,
+    /// Looking for other DHCP servers ([`Watch`](super::Watch)).
+    pub watch: Option<WatchConfig>,
     /// Bounds.
     pub limits: Limits,
+}
+
+/// How the segment is watched for other servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WatchConfig {
+    /// The hardware address that asks: locally administered, random, not our interface's.
+    pub mac: MacAddr,
+    /// Milliseconds between two questions; 0 listens only.
+    pub period_ms: u64,
 }
 
 /// One subnet and what its clients are told.
@@ -45,6 +57,9 @@ pub struct Scope {
     pub reservations: Vec<Reservation>,
     /// Lease time in seconds, the most a client gets.
     pub lease_secs: u32,
+    /// The most that firmware, iPXE and machines on their way get: what an abandoned attempt holds
+    /// comes back soon. Never above `lease_secs`.
+    pub boot_lease_secs: u32,
     /// Option 3.
     pub routers: Vec<Ipv4Addr>,
     /// Option 6.
@@ -61,6 +76,7 @@ impl Scope {
             pools: vec![pool],
             reservations: Vec::new(),
             lease_secs,
+            boot_lease_secs: lease_secs,
             routers: Vec::new(),
             dns: Vec::new(),
             domain: None,
@@ -179,12 +195,37 @@ pub struct Limits {
     /// How long an address stays offered. Long enough for firmware that waits for a second server
     /// (up to 32 s, RFC 2131 section 4.1), short enough that a DISCOVER flood frees itself.
     pub offer_ms: u64,
-    /// Offers open at once. A flood of made-up hardware addresses can hold at most these.
+    /// Offers open at once to clients nobody knows. A flood of made-up hardware addresses can hold
+    /// at most these.
     pub offers_max: usize,
+    /// New clients of one port that option 82 names. The burst is a rack whose power comes back, all
+    /// of it behind one switch port.
+    pub port_rate: Rate,
+    /// New clients of one interface: far above any boot storm, so that a flood at line rate is dropped
+    /// before it costs an answer each.
+    pub iface_rate: Rate,
+    /// Pool addresses that the clients of one such port hold at once: a rack of 64 behind one port.
+    pub port_addrs_max: usize,
+    /// Pool addresses that one hardware address holds at once under different client identifiers:
+    /// firmware, iPXE, the boot image and the installed system each may have their own.
+    pub mac_addrs_max: usize,
+    /// Percent of the pool that new clients leave alone when no option 82 says where they are. What a
+    /// flood cannot take is for those we know.
+    pub reserve_percent: u8,
+    /// Percent of the pool that new clients leave alone though option 82 names their port: it is only
+    /// as good as the relay.
+    pub reserve_known_percent: u8,
+    /// How long an OFFER waits for an answer to the ARP probe of its address; 0 asks nobody. A host
+    /// on the segment answers within milliseconds; firmware repeats DISCOVER after a second or more.
+    pub probe_ms: u64,
+    /// Addresses under probe at once. Beyond it addresses are offered unprobed: a storm must not wait.
+    pub probes_max: usize,
     /// How long a declined address is not leased. The conflict is usually a static address.
     pub quarantine_ms: u64,
     /// Addresses in quarantine at once. One client must not decline a pool away.
     pub quarantine_max: usize,
+    /// Of them, by one hardware address: a client that finds more than this in use is itself at fault.
+    pub declines_max: usize,
     /// Shortest lease in seconds. A client must not buy a renewal, and a disk write, per second.
     pub lease_secs_min: u32,
     /// How long a pool address is held for a BOOTP client. RFC 1534 section 2 means for ever, since
@@ -200,8 +241,23 @@ impl Default for Limits {
         Self {
             offer_ms: 60_000,
             offers_max: 1024,
+            port_rate: Rate {
+                per_sec: 20,
+                burst: 128,
+            },
+            iface_rate: Rate {
+                per_sec: 20_000,
+                burst: 20_000,
+            },
+            port_addrs_max: 64,
+            mac_addrs_max: 4,
+            reserve_percent: 10,
+            reserve_known_percent: 3,
+            probe_ms: 0,
+            probes_max: 1024,
             quarantine_ms: 3_600_000,
             quarantine_max: 64,
+            declines_max: 4,
             lease_secs_min: 60,
             bootp_ms: 30 * 86_400_000,
             reply_len_max: 1472,
@@ -233,6 +289,7 @@ impl Config {
             relays: Vec::new(),
             authoritative: true,
             bootp_dynamic: false,
+            watch: None,
             limits: Limits::default(),
         }
     }
@@ -276,6 +333,12 @@ impl Config {
                 format!("scopes[{i}].lease_secs"),
                 format!("at least {} s", self.limits.lease_secs_min),
                 format!("{} s", scope.lease_secs),
+            );
+            expect(
+                (self.limits.lease_secs_min..=scope.lease_secs).contains(&scope.boot_lease_secs),
+                format!("scopes[{i}].boot_lease_secs"),
+                format!("{} s to lease_secs", self.limits.lease_secs_min),
+                format!("{} s", scope.boot_lease_secs),
             );
             let domain = scope.domain.as_deref().unwrap_or("x");
             expect(
@@ -460,6 +523,7 @@ mod tests {
             paths,
             [
                 "scopes[0].lease_secs",
+                "scopes[0].boot_lease_secs",
                 "scopes[0].domain",
                 "scopes[0].pools[0]",
                 "scopes[0].pools[1].end",

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use super::config::{ReservedFor, Scope};
-use super::{ClientInfo, Refused};
+use super::{ClientInfo, PortId, Refused};
 use crate::MacAddr;
 
 /// What leases are keyed by (RFC 2131 section 4.2): the option 61 value, or `htype` and `chaddr`.
@@ -57,9 +57,11 @@ pub struct Lease {
     pub client: ClientKey,
     /// Hardware address the client last used.
     pub mac: MacAddr,
+    /// The switch port that option 82 named when it last asked.
+    pub port: Option<PortId>,
     /// What it is.
     pub state: LeaseState,
-    /// When `state` ends; for [`LeaseState::Released`] and [`LeaseState::Expired`], when it ended.
+    /// When `state` ends; for a free address, when it ended.
     /// Milliseconds on the caller's clock (Unix time in the daemon).
     pub expires_ms: u64,
 }
@@ -75,6 +77,8 @@ pub enum LeaseState {
     Released,
     /// Ran out; free, remembered.
     Expired,
+    /// Offered and never taken; free. Whoever was offered it is no known client by that.
+    Lapsed,
     /// Found in use by the client; in quarantine.
     Declined,
 }
@@ -84,7 +88,7 @@ impl LeaseState {
     pub fn is_live(self) -> bool {
         match self {
             Self::Offered | Self::Bound | Self::Declined => true,
-            Self::Released | Self::Expired => false,
+            Self::Released | Self::Expired | Self::Lapsed => false,
         }
     }
 }
@@ -93,6 +97,7 @@ impl LeaseState {
 pub(crate) struct Who {
     pub key: ClientKey,
     pub mac: MacAddr,
+    pub port: Option<PortId>,
 }
 
 impl Who {
@@ -100,6 +105,7 @@ impl Who {
         Self {
             key: client.key(),
             mac: client.mac,
+            port: PortId::of(client),
         }
     }
 }
@@ -109,35 +115,76 @@ impl Who {
 pub(crate) struct Table {
     pub scope: Scope,
     reserved: BTreeMap<Ipv4Addr, ReservedFor>,
+    reserved_by_mac: BTreeMap<MacAddr, Ipv4Addr>,
+    reserved_by_id: BTreeMap<Vec<u8>, Ipv4Addr>,
     by_addr: BTreeMap<Ipv4Addr, Lease>,
     by_client: BTreeMap<ClientKey, Ipv4Addr>,
     /// Taken addresses by end.
     live: BTreeSet<(u64, Ipv4Addr)>,
     /// Free addresses that were used before, longest free first.
     free: BTreeSet<(u64, Ipv4Addr)>,
+    /// Free addresses whose offer was never taken: leased anew before those that somebody had, so
+    /// that a flood of offers does not make us forget our clients.
+    lapsed: BTreeSet<(u64, Ipv4Addr)>,
     /// Where never used addresses begin: pool index and offset.
     fresh: (usize, u32),
     offers: usize,
     quarantined: usize,
+    /// Pool addresses taken, and by whom.
+    taken: usize,
+    taken_by_mac: BTreeMap<MacAddr, usize>,
+    taken_by_port: BTreeMap<PortId, usize>,
+    declined_by_mac: BTreeMap<MacAddr, usize>,
+}
+
+/// Adds one to a count.
+fn add<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    *counts.entry(key).or_default() += 1;
+}
+
+/// Takes one from a count; an entry at zero goes, so the map is as large as what it counts.
+fn drop_one<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
 }
 
 impl Table {
     pub fn new(scope: Scope) -> Self {
-        let reserved = scope
-            .reservations
-            .iter()
-            .map(|r| (r.addr, r.client.clone()))
-            .collect();
+        let mut reserved = BTreeMap::new();
+        let (mut reserved_by_mac, mut reserved_by_id) = (BTreeMap::new(), BTreeMap::new());
+        for reservation in &scope.reservations {
+            reserved.insert(reservation.addr, reservation.client.clone());
+            // A configuration that passed its check has each client once; else the first counts.
+            match &reservation.client {
+                ReservedFor::Mac(mac) => {
+                    reserved_by_mac.entry(*mac).or_insert(reservation.addr);
+                }
+                ReservedFor::ClientId(id) => {
+                    reserved_by_id.entry(id.clone()).or_insert(reservation.addr);
+                }
+            }
+        }
         Self {
             scope,
             reserved,
+            reserved_by_mac,
+            reserved_by_id,
             by_addr: BTreeMap::new(),
             by_client: BTreeMap::new(),
             live: BTreeSet::new(),
             free: BTreeSet::new(),
+            lapsed: BTreeSet::new(),
             fresh: (0, 0),
             offers: 0,
             quarantined: 0,
+            taken: 0,
+            taken_by_mac: BTreeMap::new(),
+            taken_by_port: BTreeMap::new(),
+            declined_by_mac: BTreeMap::new(),
         }
     }
 
@@ -147,6 +194,26 @@ impl Table {
 
     pub fn quarantined(&self) -> usize {
         self.quarantined
+    }
+
+    /// Pool addresses that are leased, offered or in quarantine.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Of them, those of one hardware address.
+    pub fn taken_by_mac(&self, mac: MacAddr) -> usize {
+        self.taken_by_mac.get(&mac).copied().unwrap_or(0)
+    }
+
+    /// Of them, those of one switch port.
+    pub fn taken_by_port(&self, port: &PortId) -> usize {
+        self.taken_by_port.get(port).copied().unwrap_or(0)
+    }
+
+    /// Addresses that one hardware address put in quarantine.
+    pub fn declined_by_mac(&self, mac: MacAddr) -> usize {
+        self.declined_by_mac.get(&mac).copied().unwrap_or(0)
     }
 
     pub fn addresses(&self) -> usize {
@@ -177,15 +244,27 @@ impl Table {
             self.forget(&old);
         }
         let at = (lease.expires_ms, lease.addr);
-        if lease.state.is_live() {
-            self.live.insert(at)
-        } else {
-            self.free.insert(at)
+        match lease.state {
+            LeaseState::Offered | LeaseState::Bound | LeaseState::Declined => self.live.insert(at),
+            LeaseState::Released | LeaseState::Expired => self.free.insert(at),
+            LeaseState::Lapsed => self.lapsed.insert(at),
         };
         match lease.state {
             LeaseState::Offered => self.offers += 1,
             LeaseState::Declined => self.quarantined += 1,
-            LeaseState::Bound | LeaseState::Released | LeaseState::Expired => {}
+            LeaseState::Bound | LeaseState::Released | LeaseState::Expired | LeaseState::Lapsed => {
+            }
+        }
+        if lease.state.is_live() && !self.reserved.contains_key(&lease.addr) {
+            self.taken += 1;
+            if lease.state == LeaseState::Declined {
+                add(&mut self.declined_by_mac, lease.mac);
+            } else {
+                add(&mut self.taken_by_mac, lease.mac);
+                if let Some(port) = &lease.port {
+                    add(&mut self.taken_by_port, port.clone());
+                }
+            }
         }
         // Whoever declined an address must not be led back to it.
         if lease.state != LeaseState::Declined {
@@ -198,10 +277,23 @@ impl Table {
         let at = (old.expires_ms, old.addr);
         self.live.remove(&at);
         self.free.remove(&at);
+        self.lapsed.remove(&at);
         match old.state {
             LeaseState::Offered => self.offers -= 1,
             LeaseState::Declined => self.quarantined -= 1,
-            LeaseState::Bound | LeaseState::Released | LeaseState::Expired => {}
+            LeaseState::Bound | LeaseState::Released | LeaseState::Expired | LeaseState::Lapsed => {
+            }
+        }
+        if old.state.is_live() && !self.reserved.contains_key(&old.addr) {
+            self.taken -= 1;
+            if old.state == LeaseState::Declined {
+                drop_one(&mut self.declined_by_mac, &old.mac);
+            } else {
+                drop_one(&mut self.taken_by_mac, &old.mac);
+                if let Some(port) = &old.port {
+                    drop_one(&mut self.taken_by_port, port);
+                }
+            }
         }
         if self.by_client.get(&old.client) == Some(&old.addr) {
             self.by_client.remove(&old.client);
@@ -224,8 +316,12 @@ impl Table {
                 .get(&lease.client)
                 .copied()
                 .filter(|other| *other != addr);
+            let state = match lease.state {
+                LeaseState::Offered => LeaseState::Lapsed,
+                _ => LeaseState::Expired,
+            };
             self.put(Lease {
-                state: LeaseState::Expired,
+                state,
                 ..lease.clone()
             });
             if let Some(other) = moved {
@@ -251,20 +347,30 @@ impl Table {
 
     /// The address reserved for a client; option 61 counts before the hardware address.
     pub fn reservation(&self, who: &Who) -> Option<Ipv4Addr> {
-        let by_id = self.scope.reservations.iter().find(
-            |r| matches!(&r.client, ReservedFor::ClientId(id) if id.as_slice() == who.key.as_bytes()),
-        );
-        by_id
-            .or_else(|| {
-                let mac = ReservedFor::Mac(who.mac);
-                self.scope.reservations.iter().find(|r| r.client == mac)
-            })
-            .map(|r| r.addr)
+        self.reserved_by_id
+            .get(who.key.as_bytes())
+            .or_else(|| self.reserved_by_mac.get(&who.mac))
+            .copied()
     }
 
     /// Whether an address is reserved for a client.
     pub fn has_reservation(&self, who: &Who) -> bool {
         self.reservation(who).is_some()
+    }
+
+    /// Whether we know the client: it holds an address, has a reservation, or comes back to an
+    /// address that was leased to it and still is to be had.
+    pub fn knows(&self, who: &Who, server: Ipv4Addr) -> bool {
+        let Some(lease) = self.on_record(&who.key) else {
+            return self.has_reservation(who);
+        };
+        match lease.state {
+            LeaseState::Offered | LeaseState::Bound => true,
+            LeaseState::Released | LeaseState::Expired => {
+                self.may_have(lease.addr, who, server) || self.has_reservation(who)
+            }
+            LeaseState::Lapsed | LeaseState::Declined => self.has_reservation(who),
+        }
     }
 
     /// Whether somebody else has the address now.
@@ -310,7 +416,7 @@ impl Table {
     }
 
     /// An address for a client: its reservation, the one on record, the one it asks for, one
-    /// never used, the one longest free (RFC 2131 section 4.3.1, in that order).
+    /// never used, one whose offer was not taken, the one longest free (RFC 2131 section 4.3.1, in that order).
     ///
     /// # Errors
     /// [`Refused::PoolExhausted`].
@@ -329,7 +435,8 @@ impl Table {
         known
             .or_else(|| self.first_fresh(server))
             .or_else(|| {
-                let mut free = self.free.iter().map(|(_, addr)| *addr);
+                let free = self.lapsed.iter().chain(&self.free);
+                let mut free = free.map(|(_, addr)| *addr);
                 free.find(|addr| self.is_dynamic(*addr, server))
             })
             .ok_or_else(|| Refused::PoolExhausted {

@@ -10,23 +10,28 @@
 mod bootp;
 mod client;
 mod config;
+mod guard;
 mod lease;
 mod message;
 mod options;
+mod probe;
 mod proxy;
 mod refused;
 mod reply;
 mod server;
+mod watch;
 
 pub use client::{ClientInfo, MessageType, RelayInfo};
 pub use config::{
-    Config, ConfigMistake, Limits, Mode, Pool, Reservation, ReservedFor, Scope, Subnet,
+    Config, ConfigMistake, Limits, Mode, Pool, Reservation, ReservedFor, Scope, Subnet, WatchConfig,
 };
+pub use guard::{PortId, PortIdError, Rate};
 pub use lease::{ClientKey, Lease, LeaseState};
 pub use message::Message;
 pub use options::{NoteKind, OptionNote, Options, sub_options, user_class};
 pub use refused::Refused;
 pub use server::{Counters, Server};
+pub use watch::{Finding, Foreign, Heard, Watch};
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -55,6 +60,20 @@ pub struct Ingress {
 pub trait BootAnswer {
     /// The boot file for this client as described by the packet at hand (never by older ones).
     fn boot(&self, client: &ClientInfo) -> BootFile;
+
+    /// Whether the owner's records know the machine with this hardware address, so that a flood of
+    /// unknown ones must not keep it out. A claim all the same: it opens a place, no door.
+    fn knows(&self, client: &ClientInfo) -> bool {
+        let _ = client;
+        false
+    }
+
+    /// Whether the machine runs a system of its own. Others are on their way and get the short lease
+    /// time ([`Scope::boot_lease_secs`]).
+    fn settled(&self, client: &ClientInfo) -> bool {
+        let _ = client;
+        true
+    }
 }
 
 /// A boot answer.
@@ -104,6 +123,9 @@ pub struct Outcome {
     pub changes: Vec<LeaseChange>,
     /// The answer, if there is one.
     pub reply: Option<Reply>,
+    /// An address to send an ARP probe for, on the interface the datagram came in by. An answer goes
+    /// to [`Server::handle_conflict`]; what else follows comes from [`Server::poll_probed`].
+    pub probe: Option<Ipv4Addr>,
     /// What happened, for the walk's record.
     pub event: Option<Event>,
     /// Why nothing (or a NAK) was answered.
@@ -130,6 +152,8 @@ pub enum Cause {
     Released,
     /// DHCPDECLINE: the address is in quarantine.
     Declined,
+    /// Our own probe found it in use: the address is in quarantine.
+    Conflict,
 }
 
 /// What a message led to.
@@ -190,6 +214,13 @@ pub enum Event {
     BootAnswered {
         /// File name or URL.
         file: String,
+    },
+    /// An address that was to be offered is in use by another host.
+    Conflict {
+        /// Address.
+        addr: Ipv4Addr,
+        /// Who uses it.
+        by: MacAddr,
     },
     /// Nothing to say: in proxy mode everything that asks for no boot data, and in both modes a
     /// machine that boots its own disk.

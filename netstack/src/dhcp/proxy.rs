@@ -59,7 +59,14 @@ impl Server {
             return Ok(left_alone());
         }
         match client.message_type {
-            MessageType::Discover => self.boot_only(call, true, false),
+            MessageType::Discover => {
+                // An answer here is a broadcast to the whole segment.
+                if !call.boot.knows(client) {
+                    let port = call.who.port.as_ref();
+                    self.meter.take(call.now_ms, port, &call.ingress.iface)?;
+                }
+                self.boot_only(call, true, false)
+            }
             // A running system that asks for boot data only (RFC 2131 section 4.3.5).
             MessageType::Inform if !client.ciaddr.is_unspecified() => {
                 self.boot_only(call, false, false)

@@ -91,6 +91,58 @@ pub enum Refused {
         /// Open offers, which is the bound.
         open: usize,
     },
+    /// New clients come faster than one port or interface may bring them.
+    #[error("{port} brings new clients faster than {per_sec} a second")]
+    RateLimit {
+        /// The port or interface.
+        port: String,
+        /// New clients a second in the long run.
+        per_sec: u32,
+    },
+    /// The clients of one port hold all addresses that one port may.
+    #[error("{port} holds {held} addresses")]
+    PortLimit {
+        /// The port.
+        port: String,
+        /// Addresses held, which is the bound.
+        held: usize,
+    },
+    /// One hardware address holds addresses under many client identifiers.
+    #[error("{mac} holds {held} addresses under different client identifiers")]
+    MacLimit {
+        /// The hardware address.
+        mac: MacAddr,
+        /// Addresses held, which is the bound.
+        held: usize,
+    },
+    /// What is left of the pool is for clients we know.
+    #[error("{used} of {addresses} addresses are in use and {kept} are kept for known clients")]
+    PoolWatermark {
+        /// Addresses taken.
+        used: usize,
+        /// Size of the pool.
+        addresses: usize,
+        /// Addresses kept.
+        kept: usize,
+    },
+    /// Another host answered the ARP probe of an address that was to be offered.
+    #[error("{addr} is in use by {by} and was to be offered to {client}")]
+    AddressInUse {
+        /// The address.
+        addr: Ipv4Addr,
+        /// Who uses it.
+        by: MacAddr,
+        /// Who was to get it.
+        client: MacAddr,
+    },
+    /// One client declined one address after the other; this one returned to the pool.
+    #[error("{mac} declined {declined} addresses")]
+    DeclineLimit {
+        /// The client.
+        mac: MacAddr,
+        /// Its addresses in quarantine, which is the bound.
+        declined: usize,
+    },
     /// DHCPREQUEST for another server's offer.
     #[error("the client chose server {server}")]
     ChoseOther {
@@ -173,6 +225,12 @@ impl Refused {
             Self::NoScope { .. } => "dhcp.no_scope",
             Self::PoolExhausted { .. } => "dhcp.pool_exhausted",
             Self::OfferLimit { .. } => "dhcp.offer_limit",
+            Self::RateLimit { .. } => "dhcp.rate_limit",
+            Self::PortLimit { .. } => "dhcp.port_limit",
+            Self::MacLimit { .. } => "dhcp.mac_limit",
+            Self::PoolWatermark { .. } => "dhcp.pool_watermark",
+            Self::AddressInUse { .. } => "dhcp.address_in_use",
+            Self::DeclineLimit { .. } => "dhcp.decline_limit",
             Self::ChoseOther { .. } => "dhcp.chose_other",
             Self::NoAddress => "dhcp.no_address",
             Self::WrongSubnet { .. } => "dhcp.wrong_subnet",
@@ -258,6 +316,37 @@ impl Refused {
                 format!("fewer than {open} open offers"),
                 "limit of this server: offers_max",
                 "look for a machine that floods DHCPDISCOVER on this segment",
+            ),
+            Self::RateLimit { per_sec, .. } => (
+                format!("at most {per_sec} new clients a second"),
+                "limit of this server: port_rate, iface_rate",
+                "look for a machine behind that port that invents hardware addresses",
+            ),
+            Self::PortLimit { held, .. } => (
+                format!("fewer than {held} addresses on one switch port"),
+                "limit of this server: port_addrs_max",
+                "look for a machine behind that port that invents hardware addresses",
+            ),
+            Self::MacLimit { held, .. } => (
+                format!("fewer than {held} addresses for one hardware address"),
+                "limit of this server: mac_addrs_max",
+                "look for a machine that changes its client identifier (option 61) at each boot",
+            ),
+            Self::PoolWatermark { kept, .. } => (
+                format!("a client we know, or more than {kept} free addresses"),
+                "limit of this server: reserve_percent",
+                "widen the pool, or reserve an address for this machine; if many unknown machines \
+                 ask, look for a flood",
+            ),
+            Self::AddressInUse { .. } => (
+                text("an address that nobody uses"),
+                "RFC 2131 section 3.1, RFC 5227 section 2.1.1",
+                "take the host with that hardware address out of the pool's range",
+            ),
+            Self::DeclineLimit { declined, .. } => (
+                format!("fewer than {declined} addresses declined by one client"),
+                "limit of this server: declines_max",
+                "look at that machine: it, or whoever answers its ARP probes, is at fault",
             ),
             Self::ChoseOther { .. } => (
                 text("our own server identifier"),

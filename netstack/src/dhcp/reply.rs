@@ -24,6 +24,11 @@ const FILE_LEN_MAX: usize = 127;
 const OPTION_LEN_MAX: usize = 255;
 /// PXE 2.1: encapsulated option 6, discovery control, bit 3: use the file given, ask nobody else.
 const PXE_NO_DISCOVERY: [u8; 4] = [6, 1, 8, 255];
+/// What the boot ROM of a Raspberry Pi looks for before it fetches anything: no multicast discovery,
+/// a menu prompt without a wait, and a menu whose one entry has this very text. Nobody else gets it
+/// (raspberrypi/rpi-eeprom#60: other firmware would show the menu).
+const RASPBERRY_PI_MENU: &[u8] =
+    b"\x06\x01\x03\x0a\x04\x00PXE\x09\x14\x00\x00\x11Raspberry Pi Boot\xff";
 /// iPXE's option 176 inside 175: do not wait for ProxyDHCP offers.
 const IPXE_NO_PXEDHCP: [u8; 3] = [0xb0, 1, 1];
 /// What a client without a parameter list gets.
@@ -308,6 +313,9 @@ fn value(
         // and ask port 4011.
         code::VENDOR_CLASS if pxe => Some(DhcpOption::ClassIdentifier(b"PXEClient".to_vec())),
         code::VENDOR_CLASS if http => Some(DhcpOption::ClassIdentifier(b"HTTPClient".to_vec())),
+        code::VENDOR_OPTIONS if pxe && client.is_raspberry_pi() => {
+            Some(DhcpOption::VendorExtensions(RASPBERRY_PI_MENU.to_vec()))
+        }
         code::VENDOR_OPTIONS if pxe => {
             Some(DhcpOption::VendorExtensions(PXE_NO_DISCOVERY.to_vec()))
         }
@@ -322,6 +330,13 @@ fn value(
                 next_server.to_string().into_bytes(),
             )),
             BootFile::None | BootFile::Url(_) => None,
+        },
+        // RFC 5859: TFTP server addresses, for clients that ask for them.
+        150 => match boot {
+            BootFile::File { next_server, .. } if asked_for => {
+                Some(raw(150, next_server.octets().to_vec()))
+            }
+            _ => None,
         },
         67 => boot_file_option(boot, asked_for),
         code::IPXE if client.is_ipxe && *boot != BootFile::None && !boot_only => {

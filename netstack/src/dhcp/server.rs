@@ -9,7 +9,9 @@ use std::net::Ipv4Addr;
 
 use super::client::{self, ClientInfo, MessageType, Request};
 use super::config::{Config, Limits, Mode};
+use super::guard::Meter;
 use super::lease::{Lease, LeaseState, Table, Who};
+use super::probe::Probes;
 use super::proxy::Sighted;
 use super::reply::{self, Answer};
 use super::{BootAnswer, Cause, Event, Ingress, LeaseChange, Outcome, Refused, Reply};
@@ -36,6 +38,12 @@ pub struct Counters {
     pub bootp: u64,
     /// Boot data told without an address: ProxyDHCP offers and answers on port 4011.
     pub boot_only: u64,
+    /// Addresses probed before they were offered.
+    pub probed: u64,
+    /// Offers without a probe, because too many were under way.
+    pub unprobed: u64,
+    /// Addresses found in use.
+    pub conflicts: u64,
     /// Requests that were somebody else's to answer, or a machine's that boots its own disk.
     pub left_alone: u64,
     /// Requests that had an option left out because it could not be read.
@@ -58,6 +66,9 @@ pub struct Server {
     pub(super) limits: Limits,
     pub(super) counters: Counters,
     pub(super) sighted: Sighted,
+    pub(super) probes: Probes,
+    pub(super) meter: Meter,
+    ignored: Option<MacAddr>,
     last_ms: u64,
 }
 
@@ -66,17 +77,29 @@ pub struct Server {
 pub(super) struct Step {
     pub changes: Vec<LeaseChange>,
     pub reply: Option<Reply>,
+    pub probe: Option<Ipv4Addr>,
     pub event: Option<Event>,
     pub refused: Option<Refused>,
+}
+
+/// A datagram as it came in, or as it waited for a probe.
+pub(super) struct Received<'a> {
+    pub now_ms: u64,
+    pub datagram: &'a [u8],
+    pub ingress: &'a Ingress,
+    /// Addresses that were tried for it and found in use.
+    pub tries: u8,
 }
 
 /// One request on its way through the server.
 pub(super) struct Call<'a> {
     pub now_ms: u64,
+    pub datagram: &'a [u8],
     pub request: &'a Request,
     pub ingress: &'a Ingress,
     pub boot: &'a dyn BootAnswer,
     pub who: Who,
+    pub tries: u8,
 }
 
 impl Call<'_> {
@@ -98,6 +121,9 @@ impl Server {
             limits: config.limits,
             counters: Counters::default(),
             sighted: Sighted::default(),
+            probes: Probes::default(),
+            meter: Meter::new(config.limits.port_rate, config.limits.iface_rate),
+            ignored: None,
             last_ms: u64::MAX,
         }
     }
@@ -106,7 +132,7 @@ impl Server {
     /// are left out. Call before the first `handle`.
     pub fn restore(&mut self, leases: impl IntoIterator<Item = Lease>) {
         for lease in leases {
-            if lease.state == LeaseState::Offered {
+            if matches!(lease.state, LeaseState::Offered | LeaseState::Lapsed) {
                 continue;
             }
             if let Some(table) = self
@@ -117,6 +143,11 @@ impl Server {
                 table.put(lease);
             }
         }
+    }
+
+    /// Never answers this hardware address: our own watch asks as it.
+    pub fn ignore(&mut self, mac: MacAddr) {
+        self.ignored = Some(mac);
     }
 
     /// All leases: taken and remembered, offers included (see [`LeaseState`]).
@@ -139,9 +170,10 @@ impl Server {
         &self.counters
     }
 
-    /// When the next lease, offer or quarantine ends, on the caller's clock.
+    /// When the next lease, offer, quarantine or probe ends, on the caller's clock.
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.tables.iter().filter_map(Table::next_end).min()
+        let ends = self.tables.iter().filter_map(Table::next_end);
+        ends.chain(self.probes.next_due()).min()
     }
 
     /// Frees what ended. Ends are not written down: they follow from time.
@@ -162,6 +194,8 @@ impl Server {
                     .max(bootp_ms);
                 table.clamp(now_ms.saturating_add(longest));
             }
+            self.probes
+                .clamp(now_ms.saturating_add(self.limits.probe_ms));
         }
         self.last_ms = now_ms;
         for table in &mut self.tables {
@@ -178,7 +212,14 @@ impl Server {
         ingress: &Ingress,
         boot: &dyn BootAnswer,
     ) -> Outcome {
-        self.take(now_ms, datagram, ingress, boot, |server, call| {
+        self.counters.received += 1;
+        let received = Received {
+            now_ms,
+            datagram,
+            ingress,
+            tries: 0,
+        };
+        self.take(&received, boot, |server, call| {
             match (server.mode, call.client().message_type) {
                 (Mode::Proxy, _) => server.proxy(call),
                 (Mode::Server, MessageType::Discover) => server.discover(call),
@@ -200,21 +241,25 @@ impl Server {
         ingress: &Ingress,
         boot: &dyn BootAnswer,
     ) -> Outcome {
-        self.take(now_ms, datagram, ingress, boot, Self::boot_request)
+        self.counters.received += 1;
+        let received = Received {
+            now_ms,
+            datagram,
+            ingress,
+            tries: 0,
+        };
+        self.take(&received, boot, Self::boot_request)
     }
 
     /// Reads a datagram and lets `step` decide.
-    fn take(
+    pub(super) fn take(
         &mut self,
-        now_ms: u64,
-        datagram: &[u8],
-        ingress: &Ingress,
+        received: &Received<'_>,
         boot: &dyn BootAnswer,
         step: impl FnOnce(&mut Self, &Call<'_>) -> Result<Step, Refused>,
     ) -> Outcome {
-        self.handle_timeout(now_ms);
-        self.counters.received += 1;
-        let request = match client::parse(datagram) {
+        self.handle_timeout(received.now_ms);
+        let request = match client::parse(received.datagram) {
             Ok(request) => request,
             Err(refused) => {
                 self.count_refused(&refused);
@@ -227,15 +272,29 @@ impl Server {
         if !request.client.notes.is_empty() {
             self.counters.with_notes += 1;
         }
-        let who = Who::of(&request.client);
+        if self.ignored == Some(request.client.mac) {
+            self.counters.left_alone += 1;
+            return Outcome {
+                client: Some(request.client),
+                ..Outcome::default()
+            };
+        }
         let call = Call {
-            now_ms,
+            now_ms: received.now_ms,
+            datagram: received.datagram,
             request: &request,
-            ingress,
+            ingress: received.ingress,
             boot,
-            who,
+            who: Who::of(&request.client),
+            tries: received.tries,
         };
-        let step = step(self, &call).unwrap_or_else(|refused| Step {
+        let step = step(self, &call);
+        self.outcome(request.client, step)
+    }
+
+    /// Counts what a step led to.
+    pub(super) fn outcome(&mut self, client: ClientInfo, step: Result<Step, Refused>) -> Outcome {
+        let step = step.unwrap_or_else(|refused| Step {
             refused: Some(refused),
             ..Step::default()
         });
@@ -248,19 +307,21 @@ impl Server {
         let Step {
             changes,
             reply,
+            probe,
             event,
             refused,
         } = step;
         Outcome {
-            client: Some(request.client),
+            client: Some(client),
             changes,
             reply,
+            probe,
             event,
             refused,
         }
     }
 
-    fn count_refused(&mut self, refused: &Refused) {
+    pub(super) fn count_refused(&mut self, refused: &Refused) {
         *self.counters.refused.entry(refused.code()).or_default() += 1;
     }
 
@@ -288,27 +349,84 @@ impl Server {
         covers(link).ok_or(Refused::NoScope { link })
     }
 
-    fn lease_secs(&self, scope: usize, client: &ClientInfo) -> u32 {
-        let longest = self.tables[scope].scope.lease_secs;
+    fn lease_secs(&self, scope: usize, call: &Call<'_>) -> u32 {
+        let client = call.client();
+        let scope = &self.tables[scope].scope;
+        // Firmware and iPXE are gone in minutes, whatever the machine is.
+        let longest = if call.boot.settled(client) && !client.boots() {
+            scope.lease_secs
+        } else {
+            scope.boot_lease_secs.min(scope.lease_secs)
+        };
         let shortest = self.limits.lease_secs_min.min(longest);
         client
             .lease_secs
             .map_or(longest, |wanted| wanted.clamp(shortest, longest))
     }
 
-    fn discover(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
-        let scope = self.locate(call.client(), call.ingress)?;
-        let server = call.ingress.server_addr;
+    /// Whether a client may take something new. See [`guard`](super::guard).
+    pub(super) fn admit(&mut self, call: &Call<'_>, scope: usize) -> Result<(), Refused> {
+        let table = &self.tables[scope];
+        let (who, limits) = (&call.who, &self.limits);
+        if table.knows(who, call.ingress.server_addr) {
+            return Ok(());
+        }
+        let held = table.taken_by_mac(who.mac);
+        if held >= limits.mac_addrs_max {
+            return Err(Refused::MacLimit { mac: who.mac, held });
+        }
+        if call.boot.knows(call.client()) {
+            return Ok(());
+        }
+        let port = who.port.as_ref();
+        self.meter.take(call.now_ms, port, &call.ingress.iface)?;
         let open: usize = self.tables.iter().map(Table::offers).sum();
-        let table = &mut self.tables[scope];
-        let addr = table.choose(&call.who, call.client().requested_addr, server)?;
-        let current = table.lease(addr).filter(|lease| lease.state.is_live());
-        // A client that starts over still holds its lease; an offer must not shorten it.
-        let bound = current.is_some_and(|lease| lease.state == LeaseState::Bound);
-        if current.is_none() && open >= self.limits.offers_max {
+        if open >= limits.offers_max {
             return Err(Refused::OfferLimit { open });
         }
-        let lease_secs = self.lease_secs(scope, call.client());
+        if let Some(port) = port {
+            let held = table.taken_by_port(port);
+            if held >= limits.port_addrs_max {
+                let port = port.to_text();
+                return Err(Refused::PortLimit { port, held });
+            }
+        }
+        let percent = match port {
+            Some(_) => limits.reserve_known_percent,
+            None => limits.reserve_percent,
+        };
+        let (used, addresses) = (table.taken(), table.addresses());
+        let kept = addresses * usize::from(percent.min(100)) / 100;
+        // A pool with nothing kept is exhausted when it is exhausted.
+        if kept > 0 && used + kept >= addresses {
+            return Err(Refused::PoolWatermark {
+                used,
+                addresses,
+                kept,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn discover(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
+        let scope = self.locate(call.client(), call.ingress)?;
+        self.admit(call, scope)?;
+        let server = call.ingress.server_addr;
+        let wanted = call.client().requested_addr;
+        let addr = self.tables[scope].choose(&call.who, wanted, server)?;
+        self.probe_first(call, scope, addr, Self::offer)
+    }
+
+    pub(super) fn offer(
+        &mut self,
+        call: &Call<'_>,
+        scope: usize,
+        addr: Ipv4Addr,
+    ) -> Result<Step, Refused> {
+        let current = self.tables[scope].lease(addr);
+        // A client that starts over still holds its lease; an offer must not shorten it.
+        let bound = current.is_some_and(|lease| lease.state == LeaseState::Bound);
+        let lease_secs = self.lease_secs(scope, call);
         let boot = call.boot.boot(call.client());
         let reply = self.reply(
             scope,
@@ -324,6 +442,7 @@ impl Server {
                 addr,
                 client: call.who.key.clone(),
                 mac: call.who.mac,
+                port: call.who.port.clone(),
                 state: LeaseState::Offered,
                 expires_ms: call.now_ms.saturating_add(self.limits.offer_ms),
             });
@@ -363,7 +482,7 @@ impl Server {
                 && lease.state == LeaseState::Offered
             {
                 table.put(Lease {
-                    state: LeaseState::Expired,
+                    state: LeaseState::Lapsed,
                     expires_ms: call.now_ms,
                     ..lease
                 });
@@ -447,7 +566,9 @@ impl Server {
         scope: usize,
         addr: Ipv4Addr,
     ) -> Result<Step, Refused> {
-        let lease_secs = self.lease_secs(scope, call.client());
+        // A REQUEST without a DISCOVER takes an address too.
+        self.admit(call, scope)?;
+        let lease_secs = self.lease_secs(scope, call);
         let boot = call.boot.boot(call.client());
         let reply = self.reply(
             scope,
@@ -466,6 +587,7 @@ impl Server {
             addr,
             client: call.who.key.clone(),
             mac: call.who.mac,
+            port: call.who.port.clone(),
             state: LeaseState::Bound,
             expires_ms,
         };
@@ -484,7 +606,7 @@ impl Server {
                 expires_ms,
                 renewed,
             }),
-            refused: None,
+            ..Step::default()
         })
     }
 
@@ -513,43 +635,44 @@ impl Server {
         )?;
         self.counters.naked += 1;
         Ok(Step {
-            changes: Vec::new(),
             reply: Some(reply),
             event: Some(Event::Naked { addr }),
             refused: Some(refused),
+            ..Step::default()
         })
     }
 
     fn decline(&mut self, call: &Call<'_>) -> Result<Step, Refused> {
         let addr = call.client().requested_addr.ok_or(Refused::NoAddress)?;
         let (scope, lease) = self.held(call, addr)?;
-        let quarantined: usize = self.tables.iter().map(Table::quarantined).sum();
-        let full = quarantined >= self.limits.quarantine_max;
-        let lease = Lease {
-            state: if full {
-                LeaseState::Released
-            } else {
-                LeaseState::Declined
-            },
-            expires_ms: call.now_ms.saturating_add(if full {
-                0
-            } else {
-                self.limits.quarantine_ms
-            }),
-            ..lease
-        };
-        self.tables[scope].put(lease.clone());
-        self.counters.declined += 1;
-        let cause = if full {
-            Cause::Released
+        let held: usize = self.tables.iter().map(Table::quarantined).sum();
+        let declined = self.tables[scope].declined_by_mac(lease.mac);
+        let refused = if held >= self.limits.quarantine_max {
+            Some(Refused::QuarantineLimit { held })
+        } else if declined >= self.limits.declines_max {
+            let mac = lease.mac;
+            Some(Refused::DeclineLimit { mac, declined })
         } else {
-            Cause::Declined
+            None
+        };
+        self.counters.declined += 1;
+        let change = if refused.is_some() {
+            let lease = Lease {
+                state: LeaseState::Released,
+                expires_ms: call.now_ms,
+                ..lease
+            };
+            self.tables[scope].put(lease.clone());
+            let cause = Cause::Released;
+            Some(LeaseChange { lease, cause })
+        } else {
+            self.quarantine(call.now_ms, scope, lease, Cause::Declined)
         };
         Ok(Step {
-            changes: vec![LeaseChange { lease, cause }],
-            reply: None,
+            changes: change.into_iter().collect(),
             event: Some(Event::Declined { addr }),
-            refused: full.then_some(Refused::QuarantineLimit { held: quarantined }),
+            refused,
+            ..Step::default()
         })
     }
 
@@ -571,9 +694,8 @@ impl Server {
                 lease,
                 cause: Cause::Released,
             }],
-            reply: None,
             event: Some(Event::Released { addr }),
-            refused: None,
+            ..Step::default()
         })
     }
 

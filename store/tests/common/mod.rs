@@ -152,6 +152,7 @@ pub fn lease(n: u8, state: &str) -> JournalRecord {
         mac: MacAddr([2, 0, 0, 0, 0, n]),
         state: state.into(),
         expires: UnixMillis(1000),
+        port: None,
     })
 }
 

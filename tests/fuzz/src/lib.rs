@@ -11,6 +11,7 @@ pub mod boot;
 pub mod capture;
 pub mod dhcp;
 pub mod dhcp6;
+pub mod dhcp_sequence;
 pub mod lldp;
 pub mod tftp;
 pub mod tpm;
@@ -39,6 +40,13 @@ pub const TARGETS: &[Target] = &[
         built_in: dhcp::seeds,
         folders: &["tests/vectors/dhcp", "corpus:dhcp"],
         cut: dhcp::payloads,
+    },
+    Target {
+        name: "dhcp_sequence",
+        body: dhcp_sequence::run,
+        built_in: dhcp_sequence::seeds,
+        folders: &[],
+        cut: whole,
     },
     Target {
         name: "dhcp6",

@@ -19,7 +19,7 @@ use crate::sim::{Attested, Machine};
 use crate::site::{Options, Site};
 
 /// The server that was there before us.
-const OTHER: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
+pub const OTHER: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const OTHER_POOL: (Ipv4Addr, Ipv4Addr) =
     (Ipv4Addr::new(10, 66, 0, 30), Ipv4Addr::new(10, 66, 0, 60));
 /// Long enough for udhcpd's ARP probe of the address.
@@ -72,7 +72,10 @@ pub fn run(report: &Report) -> Result<()> {
 }
 
 /// The foreign server, on a port of its own.
-fn udhcpd(site: &Site) -> Result<(Netns, Process)> {
+///
+/// # Errors
+/// Namespace or process cannot be made.
+pub fn udhcpd(site: &Site) -> Result<(Netns, Process)> {
     let ns = site
         .segment
         .plug(&site.run, "other", MacAddr([0x52, 0x54, 0, 0x66, 0xff, 1]))?;

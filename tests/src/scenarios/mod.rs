@@ -2,6 +2,7 @@
 //! for every check, and is bounded.
 
 pub mod beside;
+pub mod dhcp_faults;
 pub mod dhcp_storm;
 pub mod firmware;
 pub mod interop;
@@ -83,6 +84,12 @@ pub const ALL: &[Scenario] = &[
         what: "rdisc6, dhclient -6, curl and a firmware's Solicit against the daemon over IPv6",
         limit_secs: 240,
         run: ipv6::run,
+    },
+    Scenario {
+        name: "dhcp-faults",
+        what: "a static host inside the pool is found by ARP; a second DHCP server is named",
+        limit_secs: 180,
+        run: dhcp_faults::run,
     },
     Scenario {
         name: "beside",

@@ -48,6 +48,18 @@ pub enum Effect {
         /// Interface it came in by.
         iface: String,
     },
+    /// Send an ARP probe for an address on the segment; who answers comes back as an input.
+    ArpProbe {
+        /// The address.
+        addr: std::net::Ipv4Addr,
+    },
+    /// Broadcast a DHCPDISCOVER of ours, to see which other servers answer.
+    DhcpProbe {
+        /// The hardware address to send it as; that of its `chaddr`.
+        mac: netstack::MacAddr,
+        /// UDP payload.
+        payload: Vec<u8>,
+    },
     /// Pure work that is too long for the loop; its answer comes back as an input.
     Work(Box<Work>),
     /// Issue an LDevID; the answer comes back as an input.
@@ -66,6 +78,11 @@ pub enum Effect {
         subject: String,
         /// Why.
         reasons: Vec<Reason>,
+    },
+    /// The same refusal came too often to write each in the log: for the counters only.
+    RefusedQuietly {
+        /// Stable code.
+        code: &'static str,
     },
 }
 

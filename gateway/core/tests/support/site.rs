@@ -42,6 +42,18 @@ pub const EXPORTER: [u8; 32] = [0x42; 32];
 pub struct Declared {
     pub inventory: Inventory,
     pub preset: Preset,
+    /// The DHCP server's part of the configuration.
+    pub dhcp: dhcp::Config,
+}
+
+/// 10.66.0.100 to .110.
+pub fn dhcp_config() -> dhcp::Config {
+    let pool = dhcp::Pool {
+        start: Ipv4Addr::new(10, 66, 0, 100),
+        end: Ipv4Addr::new(10, 66, 0, 110),
+    };
+    let subnet = dhcp::Subnet::new(SERVER, 24).unwrap();
+    dhcp::Config::single(dhcp::Scope::new(subnet, pool, 3_600))
 }
 
 /// What a restart finds.
@@ -66,6 +78,12 @@ pub struct Site {
     /// Work and certificates are kept back until [`Site::release`].
     pub hold: bool,
     pub held: Vec<Effect>,
+    /// Codes of what was refused, as they would stand in the log.
+    pub refused: Vec<std::borrow::Cow<'static, str>>,
+    /// Codes that were only counted.
+    pub quiet: Vec<&'static str>,
+    pub arp_probes: Vec<Ipv4Addr>,
+    pub dhcp_probes: Vec<(netstack::MacAddr, Vec<u8>)>,
 }
 
 pub fn artefact(kind: Kind, name: &str, version: u64, pe: [u8; 32]) -> Artefact {
@@ -117,11 +135,6 @@ fn dhcp6_config() -> dhcp6::Config {
 
 fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
     let catalog = catalog();
-    let pool = dhcp::Pool {
-        start: Ipv4Addr::new(10, 66, 0, 100),
-        end: Ipv4Addr::new(10, 66, 0, 110),
-    };
-    let subnet = dhcp::Subnet::new(SERVER, 24).unwrap();
     Gateway::new(Setup {
         appliance: "door".into(),
         seal: "development".into(),
@@ -141,7 +154,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
             devid: DevIdRules::default(),
         },
         inventory: site.inventory.clone(),
-        dhcp: dhcp::Config::single(dhcp::Scope::new(subnet, pool, 3_600)),
+        dhcp: site.dhcp.clone(),
         dhcp6: Some(dhcp6_config()),
         boot: BootSettings {
             server_addr: SERVER,
@@ -177,7 +190,12 @@ impl Site {
 
     pub fn with(inventory: Inventory, preset: Preset) -> Self {
         let now = UnixMillis(1_800_000_000_000);
-        let (declared, disk) = (Declared { inventory, preset }, Disk::default());
+        let declared = Declared {
+            inventory,
+            preset,
+            dhcp: dhcp_config(),
+        };
+        let disk = Disk::default();
         Self {
             gateway: gateway(&declared, &disk, now),
             declared,
@@ -189,6 +207,10 @@ impl Site {
             dhcp6: Vec::new(),
             hold: false,
             held: Vec::new(),
+            refused: Vec::new(),
+            quiet: Vec::new(),
+            arp_probes: Vec::new(),
+            dhcp_probes: Vec::new(),
         }
     }
 
@@ -286,19 +308,40 @@ impl Site {
                 }
                 self.replies.push((conn, reply.status, reply.body));
             }
-            Effect::Refused { .. } => {}
+            Effect::Refused { reasons, .. } => {
+                self.refused
+                    .extend(reasons.into_iter().map(|reason| reason.code));
+            }
+            Effect::RefusedQuietly { code } => self.quiet.push(code),
+            Effect::ArpProbe { addr } => self.arp_probes.push(addr),
+            Effect::DhcpProbe { mac, payload } => self.dhcp_probes.push((mac, payload)),
         }
     }
 
     pub fn datagram(&mut self, kind: u8, options: &[(u8, &[u8])]) -> dhcp::Reply {
-        let bytes = dhcp_request(kind, options);
-        let ingress = dhcp::Ingress {
-            server_addr: SERVER,
-            source: SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 68),
-            iface: "prov0".into(),
-        };
+        self.send(dhcp_request(kind, options))
+            .expect("the server answers")
+    }
+
+    /// Any datagram on port 67.
+    pub fn send(&mut self, bytes: Vec<u8>) -> Option<dhcp::Reply> {
+        let ingress = ingress(Ipv4Addr::UNSPECIFIED);
         self.handle(Input::Datagram { bytes, ingress });
-        self.dhcp.pop().expect("the server answers")
+        self.dhcp.pop()
+    }
+
+    /// Any datagram on port 4011, from a client at `peer`.
+    pub fn ask_boot_port(&mut self, peer: Ipv4Addr, bytes: Vec<u8>) -> Option<dhcp::Reply> {
+        let ingress = ingress(peer);
+        self.handle(Input::BootRequest { bytes, ingress });
+        self.dhcp.pop()
+    }
+
+    /// Lets time pass.
+    pub fn wait(&mut self, ms: u64) {
+        self.now.0 += ms;
+        self.gateway.handle_timeout(self.now);
+        self.drain();
     }
 
     /// A DHCPv6 message of the node from its own link-local address.
@@ -430,6 +473,20 @@ impl Site {
         steps.dedup();
         steps
     }
+}
+
+fn ingress(peer: Ipv4Addr) -> dhcp::Ingress {
+    dhcp::Ingress {
+        server_addr: SERVER,
+        source: SocketAddrV4::new(peer, 68),
+        iface: "prov0".into(),
+    }
+}
+
+/// The same request from another machine.
+pub fn from_mac(mut request: Vec<u8>, mac: [u8; 6]) -> Vec<u8> {
+    request[28..34].copy_from_slice(&mac);
+    request
 }
 
 pub fn dhcp_request(kind: u8, options: &[(u8, &[u8])]) -> Vec<u8> {

@@ -21,6 +21,7 @@ fn status() -> StatusView {
         machines: BTreeMap::from([("pending".to_owned(), 3)]),
         refusals: BTreeMap::from([("ek.unknown".to_owned(), 4)]),
         policy_sha256: String::new(),
+        dhcp: gateway_core::view::DhcpView::default(),
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod boot;
 mod bootp;
+mod guard;
+mod probe;
 mod proxy;
 mod reject;
 mod walk;

@@ -330,3 +330,40 @@ proptest::proptest! {
         }
     }
 }
+
+/// Row 33 of the liars' suite: whatever stands in the options, the server answers or says why not.
+#[test]
+fn attack_33_malformed_and_overlapping_options() {
+    let overlapping = [
+        // Overload that points at itself, at both fields, at nothing.
+        &[52, 1, 3][..],
+        &[52, 1, 1, 52, 1, 2, 52, 1, 3],
+        &[52, 0],
+        // Lengths past the end, over one another, of zero, of a whole field.
+        &[12, 255, 1, 2, 3],
+        &[50, 3, 10, 77, 0, 50, 5, 1, 2, 3, 4, 5],
+        &[
+            61, 1, 7, 61, 0, 57, 1, 1, 55, 0, 60, 0, 77, 0, 82, 0, 93, 1, 7, 97, 1, 0,
+        ],
+        &[82, 6, 1, 255, 2, 200, 5, 4],
+        // 53 twice, and a REQUEST behind a DISCOVER.
+        &[53, 1, 1, 53, 1, 3],
+    ];
+    let mut server = server();
+    for (n, options) in overlapping.iter().enumerate() {
+        for fields in [
+            &[52, 1, 3, 12, 200][..],
+            &[255],
+            &[53, 1, 4, 50, 4, 10, 77, 0, 100],
+        ] {
+            let mut bytes = Packet::discover(mac(n as u8)).bytes();
+            bytes.pop();
+            bytes.extend_from_slice(options);
+            bytes[44..44 + fields.len()].copy_from_slice(fields);
+            bytes[108..108 + fields.len()].copy_from_slice(fields);
+            let outcome = server.handle(0, &bytes, &ingress(), &NoBoot);
+            assert!(outcome.reply.is_some() || outcome.refused.is_some(), "{n}");
+            assert!(outcome.changes.is_empty());
+        }
+    }
+}

@@ -48,6 +48,7 @@ fn a_lease_from_discover_to_expiry() {
         addr: ip("10.77.0.100"),
         client: ClientKey::from_hardware(1, mac(1)),
         mac: mac(1),
+        port: None,
         state: LeaseState::Bound,
         expires_ms: 3_602_000,
     };
