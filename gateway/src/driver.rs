@@ -177,7 +177,7 @@ impl Driver {
                 self.gateway
                     .handle(now, Input::Datagram6 { bytes, ingress });
             }
-            Request::BootRequest(bytes, ingress) => {
+            Request::AskBootPort(bytes, ingress) => {
                 self.gateway
                     .handle(now, Input::BootRequest { bytes, ingress });
             }

@@ -57,7 +57,7 @@ pub(crate) enum Request {
     /// A datagram on UDP 547.
     Datagram6(Vec<u8>, dhcp6::Ingress),
     /// A datagram on UDP 4011.
-    BootRequest(Vec<u8>, Ingress),
+    AskBootPort(Vec<u8>, Ingress),
     /// Somebody uses an address that was probed.
     ArpSeen(Ipv4Addr, MacAddr),
     /// A DHCP reply to somebody, as a whole frame.
@@ -119,7 +119,7 @@ impl Handle {
 
     /// The same for the boot port.
     pub(crate) fn boot_request(&self, bytes: Vec<u8>, ingress: Ingress) -> bool {
-        let request = Request::BootRequest(bytes, ingress);
+        let request = Request::AskBootPort(bytes, ingress);
         self.tx.try_send(request).is_ok()
     }
 
