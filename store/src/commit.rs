@@ -6,8 +6,9 @@
 //! recorded must not happen, so every later commit is refused and the daemon stops loudly.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use gateway_core::identity::{MachineId, UnixMillis};
 use gateway_core::record::{JournalRecord, Record};
@@ -24,6 +25,13 @@ const QUEUE_MAX: usize = 1024;
 const GROUP_BYTES: usize = 1024 * 1024;
 /// Largest single batch, in bytes of JSON: with a full group before it, below a frame's bound.
 const BATCH_MAX_BYTES: usize = frame::PAYLOAD_MAX_BYTES / 4;
+
+/// The database learns how far the lease journal has come when nothing has been queued for this
+/// long. The leases themselves it gets at the end, or at the next start: nobody reads that view
+/// meanwhile, and in a boot storm it would cost more than the journal.
+const VIEW_IDLE: Duration = Duration::from_millis(100);
+/// Or at the latest after this long: as long as sled itself keeps what it was told in memory.
+const VIEW_LAG_MAX: Duration = Duration::from_secs(1);
 
 /// What belongs together: either all of it is written, or the commit fails for good.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -116,6 +124,8 @@ impl Committer {
             ledger,
             journal,
             views,
+            untold: None,
+            untaught: false,
             failed: None,
         };
         let thread = std::thread::Builder::new()
@@ -221,13 +231,17 @@ struct Worker {
     ledger: LedgerWriter,
     journal: Journal,
     views: Arc<Views>,
+    /// Since when the database does not know how far the journal has come.
+    untold: Option<Instant>,
+    /// Whether leases may have changed that the lease view has not seen.
+    untaught: bool,
     failed: Option<Arc<StoreError>>,
 }
 
 impl Worker {
     fn run(&mut self, queue: &Receiver<Message>) {
         let mut group = Vec::new();
-        while let Ok(first) = queue.recv() {
+        while let Some(first) = self.next(queue) {
             let mut next = Some(first);
             let mut bytes = 0;
             while let Some(message) = next.take() {
@@ -246,6 +260,36 @@ impl Worker {
                 }
             }
             self.finish(&mut group);
+        }
+        if self.untaught && self.failed.is_none() {
+            let leases = self.journal.recovered().all_leases();
+            let seen = self.journal.next_seq() - 1;
+            if let Err(e) = self.views.apply_leases(&leases, seen) {
+                self.fail(e);
+            }
+        }
+    }
+
+    /// The next message, or none at the end.
+    fn next(&mut self, queue: &Receiver<Message>) -> Option<Message> {
+        if self.untold.is_some() {
+            match queue.recv_timeout(VIEW_IDLE) {
+                Ok(message) => return Some(message),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.tell_views(),
+            }
+        }
+        queue.recv().ok()
+    }
+
+    /// Tells the database how far the journal has come, so that a journal cut short is noticed. A
+    /// view that fails stops the store at the next commit.
+    fn tell_views(&mut self) {
+        self.untold = None;
+        if self.failed.is_none()
+            && let Err(e) = self.views.set_applied_journal(self.journal.next_seq() - 1)
+        {
+            self.fail(e);
         }
     }
 
@@ -284,6 +328,8 @@ impl Worker {
             }
             return;
         }
+        let since = *self.untold.get_or_insert_with(Instant::now);
+        self.untaught = true;
         // The group is durable: a view that fails stops the store, but not this answer.
         if let Err(e) = self.apply(group) {
             self.fail(e);
@@ -297,6 +343,9 @@ impl Worker {
                 last_seq: seq - 1,
                 head,
             }));
+        }
+        if since.elapsed() > VIEW_LAG_MAX {
+            self.tell_views();
         }
     }
 
@@ -341,14 +390,16 @@ impl Worker {
         }
     }
 
-    fn apply(&mut self, group: &[Job]) -> Result<(), StoreError> {
-        self.views.apply(
-            &self.journal.take_newest(),
-            group
-                .iter()
-                .flat_map(|job| job.machines.iter().map(|(id, json)| (id, json.as_deref()))),
-            self.ledger.next_seq() - 1,
-            self.journal.next_seq() - 1,
-        )
+    /// Brings the machine view up to a group.
+    fn apply(&self, group: &[Job]) -> Result<(), StoreError> {
+        let mut jobs = group.iter();
+        if jobs.all(|job| job.ledger.is_empty() && job.machines.is_empty()) {
+            return Ok(());
+        }
+        let machines = group
+            .iter()
+            .flat_map(|job| job.machines.iter().map(|(id, json)| (id, json.as_deref())));
+        self.views
+            .apply_machines(machines, self.ledger.next_seq() - 1)
     }
 }

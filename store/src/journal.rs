@@ -216,7 +216,6 @@ pub(crate) struct Journal {
     state: State,
     compact_above: u64,
     cut_bytes: u64,
-    newest: Leases,
 }
 
 impl Journal {
@@ -243,7 +242,6 @@ impl Journal {
                     state: found.state,
                     compact_above: COMPACT_MIN_BYTES,
                     cut_bytes,
-                    newest: Leases::default(),
                 }
             }
             other => {
@@ -267,7 +265,6 @@ impl Journal {
                     },
                     compact_above: COMPACT_MIN_BYTES,
                     cut_bytes,
-                    newest: Leases::default(),
                 }
             }
         };
@@ -304,22 +301,11 @@ impl Journal {
         frame::encode(&payload, self.offset, &mut bytes);
         file::append_durably(&mut *self.file, &self.path, &bytes)?;
         self.offset += bytes.len() as u64;
-        self.newest = Leases::default();
         for (_, record) in records {
-            match &record {
-                JournalRecord::Lease(lease) => self.newest.v4.push(lease.clone()),
-                JournalRecord::Lease6(lease) => self.newest.v6.push(lease.clone()),
-                JournalRecord::Mark(_) => {}
-            }
             self.state.apply(record);
             self.state.next_seq += 1;
         }
         self.compact_if_large()
-    }
-
-    /// Leases of the last commit, for the view; taken once.
-    pub(crate) fn take_newest(&mut self) -> Leases {
-        std::mem::take(&mut self.newest)
     }
 
     fn compact_if_large(&mut self) -> Result<(), StoreError> {
@@ -518,7 +504,6 @@ mod tests {
         let records = [lease(1, "bound"), lease6(1, "bound"), lease6(2, "bound")];
         journal.commit(encoded(&records)).unwrap();
         journal.commit(encoded(&[lease6(1, "released")])).unwrap();
-        assert_eq!(journal.take_newest().v6.len(), 1);
         let before = open(&path).recovered();
         let states: Vec<_> = before.leases6.iter().map(|l| l.state.as_str()).collect();
         assert_eq!(

@@ -128,7 +128,8 @@ impl Store {
             });
         }
         let recovered = journal.recovered();
-        if applied < found {
+        let shown = (views.leases()?, views.leases6()?);
+        if applied < found || shown.0 != recovered.leases || shown.1 != recovered.leases6 {
             views.reset_leases(&recovered.all_leases(), found)?;
         }
         if recovered.cut_bytes > 0 {
@@ -344,7 +345,7 @@ impl Store {
         self.inner.views.machines()
     }
 
-    /// The lease view as of the last commit.
+    /// The lease view as of the last start or end of the committer.
     ///
     /// # Errors
     /// The database cannot be read.
@@ -352,7 +353,7 @@ impl Store {
         self.inner.views.leases()
     }
 
-    /// The view of DHCPv6 leases as of the last commit.
+    /// The view of DHCPv6 leases, likewise.
     ///
     /// # Errors
     /// The database cannot be read.

@@ -111,18 +111,16 @@ impl Views {
         ledger_seq: u64,
         journal_seq: u64,
     ) -> Result<(), StoreError> {
-        for lease in &leases.v4 {
-            let json = serde_json::to_vec(lease).map_err(StoreError::Encode)?;
-            self.leases
-                .insert(lease.addr.octets(), json)
-                .map_err(|e| self.fail(e))?;
-        }
-        for lease in &leases.v6 {
-            let json = serde_json::to_vec(lease).map_err(StoreError::Encode)?;
-            self.leases6
-                .insert(lease.addr.octets(), json)
-                .map_err(|e| self.fail(e))?;
-        }
+        self.apply_machines(machines, ledger_seq)?;
+        self.apply_leases(leases, journal_seq)
+    }
+
+    /// The machines' part of [`Views::apply`].
+    pub(crate) fn apply_machines<'a>(
+        &self,
+        machines: impl Iterator<Item = (&'a MachineId, Option<&'a [u8]>)>,
+        ledger_seq: u64,
+    ) -> Result<(), StoreError> {
         for (id, json) in machines {
             match json {
                 Some(json) => self.machines.insert(&id.0, json),
@@ -130,7 +128,27 @@ impl Views {
             }
             .map_err(|e| self.fail(e))?;
         }
-        self.set_meta(schema::KEY_APPLIED_LEDGER, &ledger_seq.to_be_bytes())?;
+        self.set_meta(schema::KEY_APPLIED_LEDGER, &ledger_seq.to_be_bytes())
+    }
+
+    /// The leases' part of [`Views::apply`].
+    pub(crate) fn apply_leases(&self, leases: &Leases, journal_seq: u64) -> Result<(), StoreError> {
+        let (mut v4, mut v6) = (sled::Batch::default(), sled::Batch::default());
+        for lease in &leases.v4 {
+            let json = serde_json::to_vec(lease).map_err(StoreError::Encode)?;
+            v4.insert(&lease.addr.octets(), json);
+        }
+        for lease in &leases.v6 {
+            let json = serde_json::to_vec(lease).map_err(StoreError::Encode)?;
+            v6.insert(&lease.addr.octets(), json);
+        }
+        self.leases.apply_batch(v4).map_err(|e| self.fail(e))?;
+        self.leases6.apply_batch(v6).map_err(|e| self.fail(e))?;
+        self.set_applied_journal(journal_seq)
+    }
+
+    /// Says how far the journal has come.
+    pub(crate) fn set_applied_journal(&self, journal_seq: u64) -> Result<(), StoreError> {
         self.set_meta(schema::KEY_APPLIED_JOURNAL, &journal_seq.to_be_bytes())
     }
 

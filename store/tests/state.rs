@@ -148,6 +148,26 @@ fn views_that_lag_are_brought_up_from_the_journal() {
 }
 
 #[test]
+fn the_lease_view_follows_at_the_end_and_at_a_start() {
+    let infra = Infra::new();
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let opened = store
+        .open_ledger(Box::new(infra.signer()), &infra.der)
+        .unwrap();
+    let leases = (1..=200).map(|n| lease(n, "bound")).collect();
+    opened.committer.commit(batch(vec![], leases)).unwrap();
+    // Long enough for the database to hear how far the journal is, without the leases.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let killed = tempfile::tempdir().unwrap();
+    copy_dir(dir.path(), killed.path());
+    drop(opened);
+    assert_eq!(store.leases().unwrap().len(), 200, "the end waits for it");
+    let store = Store::open(killed.path()).unwrap();
+    assert_eq!(store.leases().unwrap().len(), 200, "a start replays it");
+}
+
+#[test]
 fn rejects_a_lease_journal_cut_behind_an_acknowledged_record() {
     let infra = Infra::new();
     let dir = tempfile::tempdir().unwrap();
