@@ -75,6 +75,9 @@ pub struct Registry {
     /// EKs of claims that an owner rejected.
     rejected: BTreeSet<EkName>,
     walkers: HashMap<MacAddr, BTreeMap<Step, Mark>>,
+    /// The same addresses by their newest mark: a fleet larger than the bound forgets one for each
+    /// that it meets.
+    walkers_by_age: BTreeSet<(UnixMillis, MacAddr)>,
     unfit: VecDeque<(UnixMillis, MachineId, Unfit)>,
     unfit_total: u64,
 }
@@ -494,20 +497,20 @@ impl Registry {
                 || old.machine != mark.machine
         });
         if fresh {
+            if let Some(newest) = newest(steps) {
+                self.walkers_by_age.remove(&(newest, mark.mac));
+            }
             steps.insert(mark.step, mark.clone());
+            if let Some(newest) = newest(steps) {
+                self.walkers_by_age.insert((newest, mark.mac));
+            }
         }
         fresh
     }
 
     /// Made-up addresses must not keep real ones out for ever.
     fn forget_oldest_walker(&mut self) {
-        let newest = |steps: &BTreeMap<Step, Mark>| steps.values().map(|mark| mark.at).max();
-        let oldest = self
-            .walkers
-            .iter()
-            .min_by_key(|(mac, steps)| (newest(steps), **mac))
-            .map(|(mac, _)| *mac);
-        if let Some(mac) = oldest {
+        if let Some((_, mac)) = self.walkers_by_age.pop_first() {
             self.walkers.remove(&mac);
         }
     }
@@ -532,6 +535,11 @@ impl Registry {
         all.sort_by_key(|entry| (entry.at, entry.step));
         Some(all)
     }
+}
+
+/// When an address was last seen at any step.
+fn newest(steps: &BTreeMap<Step, Mark>) -> Option<UnixMillis> {
+    steps.values().map(|mark| mark.at).max()
 }
 
 fn ambiguous(ek: &EkName) -> Reason {
