@@ -12,6 +12,7 @@ use gateway_core::admission::effect::Effect;
 use gateway_core::gateway::{Gateway, Input};
 use gateway_core::identity::UnixMillis;
 use gateway_core::record::JournalRecord;
+use gateway_core::walk::Step;
 use hw::clock::Clock;
 use store::{Batch, CommitError, Committed, Committer};
 use tokio::sync::mpsc;
@@ -28,6 +29,9 @@ const DRAIN_MAX: usize = 256;
 const DRAIN_TIME: Duration = Duration::from_millis(1);
 /// Batches with the committer at once. While this many wait for the disk, inputs wait too.
 const COMMITS_MAX: usize = 4;
+/// A mark that nobody waits for goes to the disk with the next lease, at the latest after this long:
+/// half of a storm's datagrams are DISCOVERs, and none of them is worth a sync of its own.
+const LATE_MAX: Duration = Duration::from_millis(50);
 /// The core is woken at least this often, so that a timer it set while busy is not missed.
 const IDLE_MAX: Duration = Duration::from_secs(1);
 
@@ -77,6 +81,37 @@ impl Forward {
     }
 }
 
+/// Marks of DISCOVERs: written down, but nothing rests on them.
+#[derive(Default)]
+pub(crate) struct Late {
+    records: Vec<JournalRecord>,
+    since: Option<Instant>,
+}
+
+impl Late {
+    fn keep(&mut self, records: Vec<JournalRecord>) {
+        self.records = records;
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    fn take(&mut self) -> Vec<JournalRecord> {
+        std::mem::take(&mut self.records)
+    }
+
+    /// How long they may still wait; none when there are none.
+    fn left(&self) -> Option<Duration> {
+        self.since
+            .map(|since| LATE_MAX.saturating_sub(since.elapsed()))
+    }
+}
+
+fn may_be_late(record: &JournalRecord) -> bool {
+    match record {
+        JournalRecord::Mark(mark) => mark.step == Step::Discover,
+        JournalRecord::Lease(_) | JournalRecord::Lease6(_) => false,
+    }
+}
+
 /// The loop's own state.
 pub(crate) struct Driver {
     pub gateway: Gateway,
@@ -88,6 +123,7 @@ pub(crate) struct Driver {
     pub done_rx: mpsc::UnboundedReceiver<Done>,
     pub committer: Committer,
     pub performer: Performer,
+    pub late: Late,
     pub cancel: CancellationToken,
 }
 
@@ -127,6 +163,14 @@ impl Driver {
             self.commit(answers, &mut waiting);
         }
         // Everything decided is written before the process ends; its effects are not performed.
+        let late = Batch {
+            at: self.now(),
+            journal: self.late.take(),
+            ..Batch::default()
+        };
+        if !late.journal.is_empty() {
+            self.committer.submit(late, Box::new(|_| {}));
+        }
         Ok(())
     }
 
@@ -144,11 +188,10 @@ impl Driver {
 
     fn timeout(&mut self) -> Duration {
         let now = self.now();
-        self.gateway
-            .poll_timeout()
-            .map_or(IDLE_MAX, |at| {
-                Duration::from_millis(at.0.saturating_sub(now.0))
-            })
+        let core = self.gateway.poll_timeout();
+        let core = core.map(|at| Duration::from_millis(at.0.saturating_sub(now.0)));
+        let due = [core, self.late.left()].into_iter().flatten().min();
+        due.unwrap_or(IDLE_MAX)
             .clamp(Duration::from_millis(1), IDLE_MAX)
     }
 
@@ -277,6 +320,7 @@ impl Driver {
     fn commit(&mut self, answers: Vec<Perform>, waiting: &mut VecDeque<Vec<Perform>>) {
         let mut batch = Batch {
             at: self.now(),
+            journal: self.late.take(),
             ..Batch::default()
         };
         let mut perform = Vec::new();
@@ -294,6 +338,13 @@ impl Driver {
                         telemetry::marked(mark);
                     }
                     batch.journal.push(record);
+                }
+                effect @ Effect::Dhcp {
+                    after_commit: false,
+                    ..
+                } => {
+                    let perform = Perform::Effect(Box::new(effect));
+                    self.performer.perform(perform, &self.done_tx);
                 }
                 effect @ (Effect::Dhcp { .. }
                 | Effect::Dhcp6 { .. }
@@ -316,6 +367,13 @@ impl Driver {
             }
             return;
         }
+        let nobody_waits = perform.is_empty() && batch.ledger.is_empty();
+        let late = self.late.left().is_none_or(|left| !left.is_zero());
+        if nobody_waits && late && batch.journal.iter().all(may_be_late) {
+            self.late.keep(batch.journal);
+            return;
+        }
+        self.late.since = None;
         waiting.push_back(perform);
         let done = self.done_tx.clone();
         self.committer.submit(

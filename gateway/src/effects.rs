@@ -1,5 +1,5 @@
 //! One arm per effect: send, work, issue, answer. Performed only after the records of the same
-//! batch are on disk.
+//! batch are on disk; only a DHCP reply that rests on no record leaves before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl Performer {
             Perform::Answer(answer) => answer(),
             Perform::Ledger(from, max, reply) => self.page(from, max, reply),
             Perform::Effect(effect) => match *effect {
-                Effect::Dhcp { reply, iface } => self.dhcp.send(&reply, &iface),
+                Effect::Dhcp { reply, iface, .. } => self.dhcp.send(&reply, &iface),
                 Effect::Dhcp6 { reply, iface } => {
                     // The core serves DHCPv6 only where a socket asked it.
                     if let Some(dhcp6) = &self.dhcp6 {

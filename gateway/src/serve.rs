@@ -29,7 +29,7 @@ use crate::admin::{self, AdminService};
 use crate::appliance::{Appliance, ApplianceError, seal_name};
 use crate::ca::{Ca, CaError, Leaf, LeafKind};
 use crate::config::{Config, DevIdAuth, DevIdKind, DhcpMode};
-use crate::driver::{Driver, DriverError, Forward};
+use crate::driver::{Driver, DriverError, Forward, Late};
 use crate::effects::Performer;
 use crate::handle::Handle;
 use crate::images::{ImageError, ImageStore, Images};
@@ -169,6 +169,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         done_rx,
         committer: appliance.ledger.committer,
         performer,
+        late: Late::default(),
         cancel: cancel.clone(),
     };
 

@@ -413,7 +413,11 @@ impl Gateway {
         }
         if let Some(reply) = outcome.reply {
             let iface = iface.to_owned();
-            self.out.push(Effect::Dhcp { reply, iface });
+            self.out.push(Effect::Dhcp {
+                reply,
+                iface,
+                after_commit: !outcome.changes.is_empty(),
+            });
         }
     }
 

@@ -49,7 +49,8 @@ pub struct Row {
     pub input: &'static str,
     /// Which module decides.
     pub decided_by: &'static str,
-    /// Where it is written down, before its effect is visible.
+    /// Where it is written down, before its effect is visible. Only an OFFER leaves before its mark:
+    /// it binds nobody.
     pub record: &'static str,
 }
 

@@ -40,6 +40,9 @@ pub enum Effect {
         reply: netstack::dhcp::Reply,
         /// Interface it came in by.
         iface: String,
+        /// Whether it tells of a change of the lease table, and so waits for its record. An OFFER
+        /// does not: it binds nobody (RFC 2131 section 3.1), and a crash may forget it.
+        after_commit: bool,
     },
     /// Send a DHCPv6 reply on an interface.
     Dhcp6 {
