@@ -496,7 +496,7 @@ mod tests {
                 .unwrap();
             return Some(outcome);
         }
-        println!("SKIP dhcp_load: namespaces need root");
+        println!("SKIP not root: network namespaces cannot be made");
         None
     }
 

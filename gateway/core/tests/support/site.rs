@@ -255,7 +255,24 @@ impl Site {
             Effect::Journal(JournalRecord::Lease(lease)) => self.disk.leases.push(lease),
             Effect::Journal(JournalRecord::Lease6(lease)) => self.disk.leases6.push(lease),
             Effect::Journal(JournalRecord::Mark(mark)) => self.disk.marks.push(mark),
-            Effect::Dhcp { reply, .. } => self.dhcp.push(reply),
+            Effect::Dhcp {
+                reply,
+                after_commit,
+                ..
+            } => {
+                let message = dhcp::Message::parse(&reply.payload).unwrap();
+                let on_disk =
+                    |lease: &LeaseRecord| lease.addr == message.yiaddr && lease.state == "bound";
+                match message.options.get(53) {
+                    Some([5]) if !message.yiaddr.is_unspecified() => assert!(
+                        after_commit && self.disk.leases.iter().any(on_disk),
+                        "no DHCPACK before its lease is on disk"
+                    ),
+                    Some([2]) => assert!(!after_commit, "an OFFER waits for nothing"),
+                    _ => {}
+                }
+                self.dhcp.push(reply);
+            }
             Effect::Dhcp6 { reply, .. } => self.dhcp6.push(reply),
             Effect::Work(work) => {
                 let done = Box::new(work.run());
