@@ -355,7 +355,7 @@ fn start_kea(site: &Site, ns: &Netns) -> Result<Peer> {
         "authoritative": true,
         "subnet4": [{
             "id": 1,
-            "subnet": format!("{GATEWAY_ADDR}/{PREFIX}"),
+            "subnet": format!("10.66.0.0/{PREFIX}"),
             "pools": [{"pool": format!("{} - {}", POOL.0, POOL.1)}],
             "next-server": KEA.to_string(),
             "boot-file-name": "ipxe.efi",
