@@ -21,6 +21,8 @@ const OFFER: u8 = 2;
 const REQUEST: u8 = 3;
 const ACK: u8 = 5;
 const NAK: u8 = 6;
+/// Switch ports that the fleet is spread over.
+const PORTS: u32 = 512;
 /// Octets before the options.
 const HEADER_LEN: usize = 240;
 /// Answers of a whole fleet may be on their way at once.
@@ -309,7 +311,7 @@ pub fn flood(
     for sent in 0..count {
         send(
             &socket,
-            &message(DISCOVER, first + sent, giaddr, b"Eth1/48", None),
+            &message(DISCOVER, first + sent, giaddr, b"Eth99/1", None),
             server,
         )?;
         let due = Duration::from_secs_f64(f64::from(sent) / f64::from(per_sec));
@@ -344,8 +346,10 @@ fn mac_of(number: u32) -> [u8; 6] {
     [0x02, 0xd0, a, b, c, d]
 }
 
+/// Its switch port: of [`PORTS`], so that a large fleet has several machines behind each.
 fn port_of(number: u32) -> Vec<u8> {
-    format!("Eth{}/{}", number / 48 + 1, number % 48 + 1).into_bytes()
+    let port = number % PORTS;
+    format!("Eth{}/{}", port / 48 + 1, port % 48 + 1).into_bytes()
 }
 
 /// A relayed message of UEFI firmware, with the options of OVMF.
