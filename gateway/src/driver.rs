@@ -324,6 +324,8 @@ impl Driver {
             ..Batch::default()
         };
         let mut perform = Vec::new();
+        // Replies that tell of a lease: the committer's thread sends them, one wake-up earlier.
+        let mut leased = Vec::new();
         while let Some(effect) = self.gateway.poll_effect() {
             match effect {
                 Effect::Record { seq, at, record } => {
@@ -346,8 +348,8 @@ impl Driver {
                     let perform = Perform::Effect(Box::new(effect));
                     self.performer.perform(perform, &self.done_tx);
                 }
-                effect @ (Effect::Dhcp { .. }
-                | Effect::Dhcp6 { .. }
+                Effect::Dhcp { reply, iface, .. } => leased.push((reply, iface)),
+                effect @ (Effect::Dhcp6 { .. }
                 | Effect::ArpProbe { .. }
                 | Effect::DhcpProbe { .. }
                 | Effect::Work(_)
@@ -360,6 +362,9 @@ impl Driver {
         perform.extend(answers);
         let nothing_to_write = batch.ledger.is_empty() && batch.journal.is_empty();
         if nothing_to_write {
+            for (reply, iface) in &leased {
+                self.performer.dhcp().send(reply, iface);
+            }
             // Keep the order: behind what is not yet on disk.
             match waiting.back_mut() {
                 Some(last) => last.extend(perform),
@@ -367,7 +372,7 @@ impl Driver {
             }
             return;
         }
-        let nobody_waits = perform.is_empty() && batch.ledger.is_empty();
+        let nobody_waits = perform.is_empty() && leased.is_empty() && batch.ledger.is_empty();
         let late = self.late.left().is_none_or(|left| !left.is_zero());
         if nobody_waits && late && batch.journal.iter().all(may_be_late) {
             self.late.keep(batch.journal);
@@ -376,9 +381,15 @@ impl Driver {
         self.late.since = None;
         waiting.push_back(perform);
         let done = self.done_tx.clone();
+        let dhcp = self.performer.dhcp();
         self.committer.submit(
             batch,
             Box::new(move |result| {
+                if result.is_ok() {
+                    for (reply, iface) in &leased {
+                        dhcp.send(reply, iface);
+                    }
+                }
                 // A loop that has ended performs nothing more.
                 let _ = done.send(Done::Committed(result));
             }),

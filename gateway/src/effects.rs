@@ -74,6 +74,12 @@ impl Performer {
         }
     }
 
+    /// The sending half of DHCP. Its replies need nothing else of this, so the committer's thread
+    /// sends them as soon as their leases are on disk.
+    pub fn dhcp(&self) -> DhcpSender {
+        self.dhcp.clone()
+    }
+
     /// A node waits for an answer on this connection.
     pub fn expect_reply(&mut self, conn: ConnId, reply: oneshot::Sender<WireReply>) {
         self.replies.insert(conn, reply);

@@ -18,6 +18,9 @@ use crate::metrics::{DHCP, Metrics};
 
 /// Longest datagram read; `netstack::dhcp` refuses longer ones.
 const DATAGRAM_LEN_MAX: usize = 9_216;
+/// Datagrams that may wait in the socket: a thousand machines switched on at once, whose DISCOVERs the
+/// kernel counts with 1280 bytes each.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// Pause after a failed receive, so that a broken socket does not spin.
 const RECEIVE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -148,6 +151,7 @@ fn listen(iface: &str, port: u16) -> Result<UdpSocket, DhcpError> {
         iface: iface.to_owned(),
         source,
     })?;
+    nic::receive_buffer(&socket, RECEIVE_BUFFER_BYTES);
     socket.set_broadcast(true).map_err(bind)?;
     socket.set_nonblocking(true).map_err(bind)?;
     UdpSocket::from_std(socket).map_err(bind)
