@@ -73,6 +73,8 @@ pub fn run(rounds: usize) -> Result<Vec<Row>> {
         Options {
             prefix: PREFIX,
             pool: POOL,
+            // As the peers run: an ARP probe would wait 200 ms for each new address.
+            conflict_probe_ms: 0,
             ..Options::default()
         },
     )?;
