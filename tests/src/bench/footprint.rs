@@ -3,11 +3,11 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use boot::catalog::{Artefact, Kind};
@@ -26,6 +26,8 @@ use crate::site::{Options, Site};
 
 const PREFIX: u8 = 16;
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 250);
+/// The first of the machines that download.
+const MACHINES: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 100);
 const PEERS: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const POOL: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 66, 64, 0), Ipv4Addr::new(10, 66, 79, 255));
 /// After this long a server that was just started is at rest.
@@ -59,6 +61,10 @@ pub fn run(rounds: usize) -> Result<Vec<Row>> {
         },
     )?;
     let relay = plug(&site.run, &site.segment, "relay", RELAY, PREFIX)?;
+    for number in 0..STORM.2 {
+        let addr = format!("{}/{PREFIX}", machine(number));
+        relay.ip(&["addr", "add", &addr, "dev", "eth0"])?;
+    }
     let beside = plug(&site.run, &site.segment, "peers", PEERS, PREFIX)?;
     let artefacts = site.artefacts()?;
     let held: u64 = artefacts.iter().map(|artefact| artefact.size_bytes).sum();
@@ -174,12 +180,16 @@ fn storm(site: &Site, relay: &Netns, artefacts: &[Artefact], round: u32) -> Resu
         let files: Vec<_> = (0..transfers)
             .map(|_| {
                 scope.spawn(|| {
-                    let file = relay.enter(|| crate::pxe::tftp(GATEWAY_ADDR, &ipxe.file))?;
+                    let file =
+                        patiently(|| relay.enter(|| crate::pxe::tftp(GATEWAY_ADDR, &ipxe.file)))?;
                     ensure!(file == original, "{}: content differs", ipxe.file);
                     Ok(())
                 })
             })
-            .chain((0..downloads).map(|_| scope.spawn(|| relay.enter(|| download(&tls, uki)))))
+            .chain((0..downloads).map(|number| {
+                let (tls, from) = (&tls, machine(number));
+                scope.spawn(move || relay.enter(|| download(tls, uki, from)))
+            }))
             .collect();
         let results = std::iter::once(leases).chain(files).map(|thread| {
             thread
@@ -191,10 +201,48 @@ fn storm(site: &Site, relay: &Netns, artefacts: &[Artefact], round: u32) -> Resu
     })
 }
 
+/// All clients have the relay's address, so the bound of one client turns some away; they ask again,
+/// as firmware does.
+fn patiently<T>(fetch: impl Fn() -> Result<T>) -> Result<T> {
+    let started = Instant::now();
+    loop {
+        match fetch() {
+            Err(error)
+                if error.to_string().contains("too many transfers")
+                    && started.elapsed() < FETCH_LIMIT =>
+            {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Address of one machine that downloads: a peer has few connections, so each has its own.
+fn machine(number: usize) -> Ipv4Addr {
+    Ipv4Addr::from_bits(MACHINES.to_bits() + number as u32)
+}
+
+fn connect_from(from: Ipv4Addr, port: u16) -> Result<TcpStream> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
+    let fd = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    let raw = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    bind(raw, &SockaddrIn::from(SocketAddrV4::new(from, 0)))
+        .with_context(|| format!("cannot bind {from}"))?;
+    let to = SocketAddrV4::new(GATEWAY_ADDR, port);
+    connect(raw, &SockaddrIn::from(to)).with_context(|| format!("cannot connect to {to}"))?;
+    Ok(TcpStream::from(fd))
+}
+
 /// One download, hashed as it comes.
-fn download(tls: &Arc<ClientConfig>, uki: &Artefact) -> Result<()> {
+fn download(tls: &Arc<ClientConfig>, uki: &Artefact, from: Ipv4Addr) -> Result<()> {
     let addr = SocketAddr::from((GATEWAY_ADDR, 443));
-    let tcp = TcpStream::connect_timeout(&addr, FETCH_LIMIT)?;
+    let tcp = connect_from(from, 443)?;
     tcp.set_read_timeout(Some(FETCH_LIMIT))?;
     let name = ServerName::IpAddress(addr.ip().into());
     let mut stream = StreamOwned::new(ClientConnection::new(Arc::clone(tls), name)?, tcp);
