@@ -63,6 +63,9 @@ pub enum HttpBoot {
     UkiOverHttps,
     /// The signed iPXE over plain HTTP, which then speaks HTTPS: firmware without ECDHE.
     IpxeOverHttp,
+    /// The signed UKI over plain HTTP: firmware without ECDHE whose iPXE does not work either.
+    /// Secure Boot alone protects what is loaded.
+    UkiOverHttp,
 }
 
 /// How this appliance serves boots.
@@ -152,7 +155,7 @@ pub fn boot_answer(
             return BootAnswerFile::None;
         };
         if facts.is_http_client {
-            BootAnswerFile::Url(artefact_url("http", &policy.http_host, ipxe))
+            BootAnswerFile::Url(firmware_url(policy, ipxe))
         } else {
             BootAnswerFile::Tftp(ipxe.file.clone())
         }
@@ -161,11 +164,21 @@ pub fn boot_answer(
         BootPlan::LocalDisk => BootAnswerFile::None,
         BootPlan::Hold { .. } => first_stage(),
         BootPlan::Provision => match choice.uki {
-            Some(uki) if facts.is_http_client && policy.http_boot == HttpBoot::UkiOverHttps => {
-                BootAnswerFile::Url(artefact_url("https", &policy.https_host, uki))
+            Some(uki) if facts.is_http_client && policy.http_boot != HttpBoot::IpxeOverHttp => {
+                BootAnswerFile::Url(firmware_url(policy, uki))
             }
             _ => first_stage(),
         },
+    }
+}
+
+/// Where firmware fetches an artefact: plain HTTP only where the owner chose it.
+fn firmware_url(policy: &BootPolicy, artefact: &Artefact) -> String {
+    match policy.http_boot {
+        HttpBoot::UkiOverHttps => artefact_url("https", &policy.https_host, artefact),
+        HttpBoot::IpxeOverHttp | HttpBoot::UkiOverHttp => {
+            artefact_url("http", &policy.http_host, artefact)
+        }
     }
 }
 

@@ -64,7 +64,8 @@ fn every_standing_and_client() {
         uki: Some(&uki),
     };
     let uki_url = format!("https://10.66.0.1/boot/{}/attester.efi", uki.sha256);
-    let ipxe_url = format!("http://10.66.0.1:8080/boot/{}/ipxe.efi", ipxe.sha256);
+    // Who can fetch the UKI over HTTPS can fetch iPXE over it: nothing goes over plain HTTP unasked.
+    let ipxe_url = format!("https://10.66.0.1/boot/{}/ipxe.efi", ipxe.sha256);
     let tftp = || BootAnswerFile::Tftp("ipxe.efi".into());
     let url = |url: &str| BootAnswerFile::Url(url.to_owned());
     let table = [
@@ -97,25 +98,57 @@ fn every_standing_and_client() {
 }
 
 #[test]
-fn old_firmware_gets_ipxe_over_plain_http() {
+fn old_firmware_gets_what_the_owner_allows_over_plain_http() {
     let (ipxe, uki) = (artefact(Kind::Ipxe), artefact(Kind::Uki));
     let choice = Choice {
         ipxe: Some(&ipxe),
         uki: Some(&uki),
     };
-    let policy = BootPolicy {
-        http_boot: HttpBoot::IpxeOverHttp,
-        ..policy()
+    let held = || BootPlan::Hold {
+        reason: "cordoned".into(),
+        retry_secs: 30,
     };
-    let facts = MachineFacts {
-        is_http_client: true,
-        ..facts(Standing::Attest)
-    };
-    let answer = boot_answer(&BootPlan::Provision, &facts, choice, &policy);
-    assert!(
-        matches!(&answer, BootAnswerFile::Url(url) if url.starts_with("http://") && url.ends_with("/ipxe.efi")),
-        "{answer:?}"
-    );
+    let table = [
+        (
+            HttpBoot::UkiOverHttps,
+            BootPlan::Provision,
+            "https",
+            "attester.efi",
+        ),
+        (
+            HttpBoot::IpxeOverHttp,
+            BootPlan::Provision,
+            "http",
+            "ipxe.efi",
+        ),
+        (
+            HttpBoot::UkiOverHttp,
+            BootPlan::Provision,
+            "http",
+            "attester.efi",
+        ),
+        (HttpBoot::UkiOverHttps, held(), "https", "ipxe.efi"),
+        (HttpBoot::IpxeOverHttp, held(), "http", "ipxe.efi"),
+        (HttpBoot::UkiOverHttp, held(), "http", "ipxe.efi"),
+    ];
+    for (http_boot, plan, scheme, file) in table {
+        let policy = BootPolicy {
+            http_boot,
+            ..policy()
+        };
+        let facts = MachineFacts {
+            is_http_client: true,
+            ..facts(Standing::Attest)
+        };
+        let answer = boot_answer(&plan, &facts, choice, &policy);
+        let BootAnswerFile::Url(url) = &answer else {
+            panic!("{http_boot:?}: {answer:?}");
+        };
+        assert!(
+            url.starts_with(&format!("{scheme}://10.66.0.1")) && url.ends_with(file),
+            "{http_boot:?}: {url}"
+        );
+    }
 }
 
 #[test]

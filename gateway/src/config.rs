@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use boot::plan::HttpBoot;
 use gateway_core::identity::MacAddr;
 use gateway_core::inventory::is_machine_name;
 use gateway_core::policy::PRESETS;
@@ -101,6 +102,8 @@ pub struct Provisioning {
     pub ports: ProvisioningPorts,
     /// How TFTP is served.
     pub tftp: Tftp,
+    /// What firmware that boots by HTTP gets, and so what plain HTTP serves.
+    pub http_boot: HttpBoot,
 }
 
 /// `provisioning.tftp_*` beside the port.
@@ -152,7 +155,7 @@ pub struct ProvisioningPorts {
     pub dhcp: u16,
     /// TFTP server, UDP.
     pub tftp: u16,
-    /// Plain HTTP, signed payloads only.
+    /// Plain HTTP: refuses, or serves what `http_boot` allows.
     pub http: u16,
     /// HTTPS for firmware and iPXE, TLS 1.2 and 1.3.
     pub boot_https: u16,
@@ -555,6 +558,14 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
         usable
     });
     let ports = read_ports(section);
+    let http_boot = section.choice(
+        "http_boot",
+        &[
+            ("https", HttpBoot::UkiOverHttps),
+            ("ipxe", HttpBoot::IpxeOverHttp),
+            ("uki", HttpBoot::UkiOverHttp),
+        ],
+    );
     let pool = read_pool(&section.section("pool"), address);
     let reservations = read_reservations(section, address);
     let ipv6 = read_ipv6(&section.section("ipv6"));
@@ -599,6 +610,7 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
         ipv6: ipv6.ok()?,
         ports: ports?,
         tftp: read_tftp(section)?,
+        http_boot: http_boot.unwrap_or_default(),
     })
 }
 

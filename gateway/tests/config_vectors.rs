@@ -53,6 +53,10 @@ fn the_example_is_valid_and_shows_the_defaults() {
     assert_eq!(example.provisioning.ports, minimal.provisioning.ports);
     assert_eq!(example.provisioning.tftp, minimal.provisioning.tftp);
     assert_eq!(
+        example.provisioning.http_boot,
+        minimal.provisioning.http_boot
+    );
+    assert_eq!(
         example.provisioning.lease_secs,
         minimal.provisioning.lease_secs
     );
