@@ -5,6 +5,7 @@
 pub mod clock;
 pub mod disk;
 pub mod dmi;
+pub mod files;
 pub mod net;
 pub mod nic;
 pub mod tpm;
