@@ -266,6 +266,10 @@ impl Driver {
                 let allowed = self.gateway.boot_fetch(now, &query);
                 answers.push(Perform::answer(reply, allowed));
             }
+            Request::Missing(query, reply) => {
+                self.gateway.boot_missing(&query);
+                answers.push(Perform::answer(reply, ()));
+            }
             Request::Machines(reply) => {
                 answers.push(Perform::answer(reply, self.gateway.machines()));
             }

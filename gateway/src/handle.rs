@@ -72,6 +72,8 @@ pub(crate) enum Request {
     Script(BootQuery, oneshot::Sender<String>),
     /// May this peer fetch this artefact?
     Fetch(BootQuery, oneshot::Sender<Result<(), Reason>>),
+    /// This peer asked for a boot file that does not exist.
+    Missing(BootQuery, oneshot::Sender<()>),
     /// All machines, claims included.
     Machines(oneshot::Sender<Vec<MachineView>>),
     /// One machine's timeline.
@@ -157,6 +159,11 @@ impl Handle {
     /// Whether the machine behind `query` may fetch the artefact it names now.
     pub async fn boot_fetch(&self, query: BootQuery) -> Result<Result<(), Reason>, Busy> {
         self.ask(|tx| Request::Fetch(query, tx)).await
+    }
+
+    /// Notes that a machine asked for a boot file that does not exist.
+    pub async fn boot_missing(&self, query: BootQuery) -> Result<(), Busy> {
+        self.ask(|tx| Request::Missing(query, tx)).await
     }
 
     /// All machines, pending claims included (state `pending`).

@@ -563,6 +563,27 @@ impl Gateway {
         Err(reason)
     }
 
+    /// Refuses a boot file that is not in the catalogue, with the machine that asked: a typing error
+    /// in a script of its own, or the URL of an older catalogue.
+    pub fn boot_missing(&mut self, query: &BootQuery) {
+        let mac = query.mac.or_else(|| self.mac_of(query.peer));
+        let machine = mac.and_then(|mac| self.admission.registry().by_mac(mac));
+        let who = match (machine, mac) {
+            (Some(machine), Some(mac)) => format!("{} ({mac})", machine.id),
+            (None, Some(mac)) => mac.to_string(),
+            (_, None) => query.peer.to_string(),
+        };
+        let reason = Reason::new(
+            "boot.no_such_file",
+            "a path of the catalogue, /boot/<sha256>/<file>",
+            format!("{who} asks for {}", query.what),
+            "docs/OPERATIONS.md, what a machine can fetch",
+            "compare with vestibule image list; a machine with an old URL boots anew",
+        );
+        self.out
+            .refused(mac.map_or(who, |mac| mac.to_string()), vec![reason]);
+    }
+
     /// An administrator acts.
     ///
     /// # Errors

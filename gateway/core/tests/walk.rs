@@ -12,11 +12,12 @@ use std::net::IpAddr;
 
 use attest_wire::v1::Verdict as WireVerdict;
 use gateway_core::admission::command::Command;
+use gateway_core::admission::effect::Effect;
 use gateway_core::gateway::{BootQuery, Input};
-use gateway_core::identity::{ConnId, MachineId};
+use gateway_core::identity::{ConnId, MacAddr, MachineId};
 use gateway_core::record::Record;
 use gateway_core::walk::{Step, WALK};
-use support::site::{PXE, Site, boot_file, lease, node};
+use support::site::{MAC, PXE, Site, boot_file, lease, node};
 
 #[test]
 fn one_machine_from_discover_to_its_ldevid() {
@@ -96,6 +97,54 @@ fn one_machine_from_discover_to_its_ldevid() {
             .any(|entry| entry.step == Some(Step::Discover))
     );
     assert!(timeline.iter().any(|entry| entry.step == Some(Step::Issue)));
+}
+
+/// siderolabs/image-factory#204: iPXE says "No such file" and nothing else; the log must say which
+/// machine asked for what.
+#[test]
+fn image_factory_204_a_missing_boot_file_names_machine_and_path() {
+    let mut site = Site::new();
+    let node = node();
+    let addr = lease(&mut site);
+    let asks = |site: &mut Site, peer: IpAddr| {
+        site.drain();
+        site.gateway.boot_missing(&BootQuery {
+            peer,
+            mac: None,
+            arch: None,
+            what: "/image/kernel-amd64".into(),
+        });
+        match site.gateway.poll_effect() {
+            Some(Effect::Refused { subject, reasons }) => {
+                assert_eq!(reasons.len(), 1);
+                let reason = &reasons[0];
+                assert_eq!(reason.code, "boot.no_such_file");
+                assert!(
+                    reason.found.ends_with("asks for /image/kernel-amd64"),
+                    "{reason}"
+                );
+                (subject, reason.found.clone())
+            }
+            _ => panic!("a refusal"),
+        }
+    };
+    let mac = MacAddr(MAC).to_string();
+    // By its lease, before anything is known of it.
+    let (subject, found) = asks(&mut site, addr.into());
+    assert_eq!(subject, mac);
+    assert!(found.starts_with(&mac), "{found}");
+    // By its name, once it has one.
+    site.attempt(&node, 1, addr);
+    let id = site.gateway.machines()[0].machine.0.clone();
+    site.approve(&id);
+    let (subject, found) = asks(&mut site, addr.into());
+    assert_eq!(subject, mac);
+    assert!(found.starts_with(&format!("{id} ({mac})")), "{found}");
+    // By its address, when nobody has a lease for it.
+    let stranger = IpAddr::from([10, 66, 0, 99]);
+    let (subject, found) = asks(&mut site, stranger);
+    assert_eq!(subject, "10.66.0.99");
+    assert!(found.starts_with("10.66.0.99 asks"), "{found}");
 }
 
 /// After each input the power may fail: what a restart finds is what had been decided, and the
