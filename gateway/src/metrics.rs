@@ -35,6 +35,12 @@ pub const CONNECTIONS_REFUSED: Family = Family {
     label: "listener",
     help: "Connections turned away by a bound.",
 };
+/// Connections that stood still and gave way to a newcomer at a bound, per listener.
+pub const CONNECTIONS_EVICTED: Family = Family {
+    name: "vestibule_connections_evicted_total",
+    label: "listener",
+    help: "Connections that stood still and gave way to a newcomer at a bound.",
+};
 /// Failed TLS handshakes, per code.
 pub const TLS_REFUSED: Family = Family {
     name: "vestibule_tls_refused_total",

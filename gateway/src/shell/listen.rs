@@ -1,35 +1,38 @@
 //! Accepting TCP connections within bounds, and streams whose peer must keep reading.
 //!
 //! Decides who is turned away before any byte is read: totals, per-peer limits, handshake time and
-//! write pace. Knows neither TLS versions nor HTTP.
+//! write pace; who gives way is decided in [`crate::shell::seats`]. Knows neither TLS versions nor
+//! HTTP.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::{CONNECTIONS, CONNECTIONS_REFUSED, Metrics, TLS_REFUSED};
-use crate::shell::tls;
+use crate::metrics::{CONNECTIONS, CONNECTIONS_EVICTED, CONNECTIONS_REFUSED, Metrics, TLS_REFUSED};
+use crate::shell::seats::{Progress, Seats};
+use crate::shell::tls::{self, Offer};
 use crate::telemetry;
 
 /// Time for open connections to finish when the daemon stops.
 const DRAIN: Duration = Duration::from_secs(5);
 /// A peer that takes less than this many bytes in [`Bounds::pace`] while we wait for it is dropped.
 const PACE_MIN_BYTES: usize = 16 * 1024;
+/// Connections that the kernel keeps for us before we accept them: a rack that starts at once.
+const BACKLOG: u32 = 1_024;
 /// Pause after a failed `accept` (out of file descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -46,18 +49,26 @@ pub struct Bounds {
     pub idle: Duration,
     /// Window in which a slow reader must take 16 KiB.
     pub pace: Duration,
+    /// Once the bounds are reached, a connection that moved nothing for this long gives way to a
+    /// newcomer. None where a peer rightly computes for longer.
+    pub stale_after: Option<Duration>,
+    /// Bytes that the kernel holds for a peer that does not take them; its default grows to 4 MiB
+    /// for each connection.
+    pub send_buffer_bytes: u32,
     /// Life of a connection, if bounded.
     pub lifetime: Option<Duration>,
 }
 
 /// Boot artefacts: a rack of machines at once; firmware opens one or two connections, is slow
-/// under emulation, and an 80 MiB image takes minutes on a bad link.
+/// under emulation (seconds for a handshake), and an 80 MiB image takes minutes on a bad link.
 pub const BOOT: Bounds = Bounds {
-    connections_max: 512,
+    connections_max: 1_024,
     per_peer_max: 16,
     handshake: Duration::from_secs(30),
     idle: Duration::from_secs(60),
     pace: Duration::from_secs(30),
+    stale_after: Some(Duration::from_secs(1)),
+    send_buffer_bytes: 512 * 1024,
     lifetime: None,
 };
 /// Attest sessions: 60 s each from the hello (docs/PROTOCOL.md section 2), which is the core's to end,
@@ -69,6 +80,9 @@ pub const ATTEST: Bounds = Bounds {
     handshake: Duration::from_secs(10),
     idle: Duration::from_secs(60),
     pace: Duration::from_secs(30),
+    // A node's TPM signs between hello and evidence; some take half a minute.
+    stale_after: None,
+    send_buffer_bytes: 64 * 1024,
     lifetime: Some(Duration::from_secs(100)),
 };
 /// Administrators: people, a page and scripts from few addresses.
@@ -78,6 +92,8 @@ pub const ADMIN: Bounds = Bounds {
     handshake: Duration::from_secs(10),
     idle: Duration::from_secs(60),
     pace: Duration::from_secs(30),
+    stale_after: Some(Duration::from_secs(10)),
+    send_buffer_bytes: 256 * 1024,
     lifetime: None,
 };
 /// Health and metrics: one scraper or two.
@@ -87,6 +103,8 @@ pub const HEALTH: Bounds = Bounds {
     handshake: Duration::from_secs(10),
     idle: Duration::from_secs(30),
     pace: Duration::from_secs(10),
+    stale_after: Some(Duration::from_secs(10)),
+    send_buffer_bytes: 64 * 1024,
     lifetime: Some(Duration::from_secs(300)),
 };
 
@@ -122,13 +140,23 @@ impl Listener {
         bounds: Bounds,
         metrics: Arc<Metrics>,
     ) -> Result<Self, BindError> {
-        let tcp = TcpListener::bind(address)
-            .await
-            .map_err(|source| BindError {
-                listener: name,
-                address,
-                source,
-            })?;
+        let open = || {
+            let socket = match address {
+                SocketAddr::V4(_) => TcpSocket::new_v4()?,
+                SocketAddr::V6(_) => TcpSocket::new_v6()?,
+            };
+            // A restart must not wait for the last connections' TIME_WAIT.
+            socket.set_reuseaddr(true)?;
+            // Accepted connections inherit it.
+            socket.set_send_buffer_size(bounds.send_buffer_bytes)?;
+            socket.bind(address)?;
+            socket.listen(BACKLOG)
+        };
+        let tcp = open().map_err(|source| BindError {
+            listener: name,
+            address,
+            source,
+        })?;
         Ok(Self {
             name,
             tcp,
@@ -153,7 +181,11 @@ impl Listener {
         F: Fn(Paced<TcpStream>, SocketAddr, CancellationToken) -> Fut,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        let peers = Peers::default();
+        let seats = Seats::new(
+            self.bounds.connections_max,
+            self.bounds.per_peer_max,
+            self.bounds.stale_after,
+        );
         let mut tasks = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -169,26 +201,23 @@ impl Listener {
                     continue;
                 }
             };
-            let seat = if tasks.len() < self.bounds.connections_max {
-                peers.enter(peer.ip(), self.bounds.per_peer_max)
-            } else {
-                None
-            };
-            let Some(seat) = seat else {
+            let Some(entered) = seats.enter(peer.ip()) else {
                 self.metrics.count(CONNECTIONS_REFUSED, self.name);
                 tracing::debug!(listener = self.name, %peer, "connection bound reached");
                 continue;
             };
+            if entered.evicted {
+                self.metrics.count(CONNECTIONS_EVICTED, self.name);
+                tracing::debug!(listener = self.name, %peer, "took the place of a stale connection");
+            }
+            let seat = entered.seat;
             self.metrics.count(CONNECTIONS, self.name);
             // Small replies must not wait for an ACK of the firmware.
             let _ = stream.set_nodelay(true);
-            let work = serve(
-                Paced::new(stream, self.bounds.pace),
-                peer,
-                cancel.child_token(),
-            );
-            let lifetime = self.bounds.lifetime;
-            tasks.spawn(async move {
+            let stream = Paced::new(stream, self.bounds.pace).telling(seat.progress.clone());
+            let work = serve(stream, peer, cancel.child_token());
+            let (id, lifetime) = (seat.id, self.bounds.lifetime);
+            let task = tasks.spawn(async move {
                 let _seat = seat;
                 match lifetime {
                     Some(limit) => {
@@ -197,46 +226,11 @@ impl Listener {
                     None => work.await,
                 }
             });
+            seats.seated(id, task);
         }
         let drained = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
             tasks.shutdown().await;
-        }
-    }
-}
-
-/// Open connections per address.
-#[derive(Clone, Default)]
-struct Peers(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-struct Seat {
-    peers: Peers,
-    peer: IpAddr,
-}
-
-impl Peers {
-    fn enter(&self, peer: IpAddr, max: usize) -> Option<Seat> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(peer).or_insert(0);
-        if *count >= max {
-            return None;
-        }
-        *count += 1;
-        Some(Seat {
-            peers: self.clone(),
-            peer,
-        })
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut open = self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.peer) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&self.peer);
-            }
         }
     }
 }
@@ -250,10 +244,16 @@ pub async fn handshake(
     peer: SocketAddr,
     metrics: &Metrics,
 ) -> Option<TlsStream<Paced<TcpStream>>> {
+    // What the client offered, for the refusal; kept outside since the handshake may run into its
+    // time limit.
+    let mut offer = None;
     let work = async {
         let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await;
         match hello {
-            Ok(start) => start.into_stream(config).await.map_err(Some),
+            Ok(start) => {
+                offer = Some(Offer::of(&start.client_hello()));
+                start.into_stream(config).await.map_err(Some)
+            }
             // A port scan or a health probe: nothing was said, so there is nothing to explain.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(None),
             Err(error) => Err(Some(error)),
@@ -270,7 +270,7 @@ pub async fn handshake(
             None
         }
         Err(Some(error)) => {
-            let reason = tls::diagnose(listener, &error);
+            let reason = tls::diagnose(listener, &error, offer.as_ref());
             metrics.count(TLS_REFUSED, reason.code.clone());
             telemetry::refused(listener, peer, &reason);
             None
@@ -287,6 +287,7 @@ pub struct Paced<S> {
     window: Duration,
     deadline: Option<Pin<Box<Sleep>>>,
     moved: usize,
+    progress: Option<Progress>,
 }
 
 impl<S> Paced<S> {
@@ -297,7 +298,15 @@ impl<S> Paced<S> {
             window,
             deadline: None,
             moved: 0,
+            progress: None,
         }
+    }
+
+    /// Tells `progress` whenever enough was taken.
+    #[must_use]
+    pub fn telling(mut self, progress: Progress) -> Self {
+        self.progress = Some(progress);
+        self
     }
 
     /// Accounts for one write attempt.
@@ -329,6 +338,12 @@ impl<S> Paced<S> {
     }
 
     fn rest(&mut self) {
+        // A flush of nothing is no progress: HTTP flushes after each byte it reads.
+        if self.moved > 0
+            && let Some(progress) = &self.progress
+        {
+            progress.made();
+        }
         self.moved = 0;
         self.deadline = None;
     }

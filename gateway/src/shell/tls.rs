@@ -232,37 +232,142 @@ fn http1() -> Vec<Vec<u8>> {
     vec![b"http/1.1".to_vec()]
 }
 
+/// Most names of one kind that a refusal lists: firmware offers some twenty suites, a log field has
+/// 200 characters.
+const OFFER_SUITES_MAX: usize = 16;
+const OFFER_NAMES_MAX: usize = 6;
+/// Most of a kind that is kept of a ClientHello: hostile ones have thousands.
+const OFFER_KEPT_MAX: usize = 128;
+
+/// What a ClientHello offered, kept so that a refusal can name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    suites: Vec<CipherSuite>,
+    groups: Option<Vec<NamedGroup>>,
+    schemes: Vec<SignatureScheme>,
+}
+
+impl Offer {
+    /// Of a ClientHello.
+    pub fn of(hello: &ClientHello<'_>) -> Self {
+        Self {
+            suites: kept(hello.cipher_suites()),
+            groups: hello.named_groups().map(kept),
+            schemes: kept(hello.signature_schemes()),
+        }
+    }
+}
+
+fn kept<T: Copy>(offered: &[T]) -> Vec<T> {
+    offered.iter().take(OFFER_KEPT_MAX).copied().collect()
+}
+
+/// Key exchanges by name, then suites by number (RFC 8446 appendix B.4, the registry has the rest),
+/// groups and signatures: short enough for one log field.
+impl std::fmt::Display for Offer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut exchanges: Vec<&str> = Vec::new();
+        for exchange in self.suites.iter().filter_map(|suite| key_exchange(*suite)) {
+            if !exchanges.contains(&exchange) {
+                exchanges.push(exchange);
+            }
+        }
+        write!(
+            f,
+            "offers {}; suites",
+            listed(&exchanges, "no key exchange we know")
+        )?;
+        for suite in self.suites.iter().take(OFFER_SUITES_MAX) {
+            write!(f, " {:04x}", u16::from(*suite))?;
+        }
+        if let more @ 1.. = self.suites.len().saturating_sub(OFFER_SUITES_MAX) {
+            write!(f, " +{more}")?;
+        }
+        let groups: Vec<String> = self.groups.iter().flatten().map(short).collect();
+        let schemes: Vec<String> = self.schemes.iter().map(short).collect();
+        write!(f, "; groups {}", listed(&groups, "none"))?;
+        write!(f, "; signatures {}", listed(&schemes, "none"))
+    }
+}
+
+fn listed<T: AsRef<str>>(names: &[T], none: &str) -> String {
+    let shown = names.iter().take(OFFER_NAMES_MAX).map(AsRef::as_ref);
+    let mut text = shown.collect::<Vec<_>>().join(",");
+    match names.len().saturating_sub(OFFER_NAMES_MAX) {
+        0 if names.is_empty() => text.push_str(none),
+        0 => {}
+        more => text.push_str(&format!(" +{more}")),
+    }
+    text
+}
+
+/// A registry name; a number for what the TLS library has no name for.
+fn short(name: &impl std::fmt::Debug) -> String {
+    format!("{name:?}")
+}
+
+/// The key exchange in the name of a TLS 1.2 suite; TLS 1.3 suites leave it to the groups.
+fn key_exchange(suite: CipherSuite) -> Option<&'static str> {
+    const NAMES: [(&str, &str); 7] = [
+        ("TLS_ECDHE_ECDSA_", "ECDHE-ECDSA"),
+        ("TLS_ECDHE_RSA_", "ECDHE-RSA"),
+        ("TLS_DHE_RSA_", "DHE-RSA"),
+        ("TLS_DHE_DSS_", "DHE-DSS"),
+        ("TLS_ECDH_", "ECDH"),
+        ("TLS_RSA_", "RSA"),
+        ("TLS13_", "TLS 1.3"),
+    ];
+    let name = suite.as_str()?;
+    NAMES
+        .iter()
+        .find(|(prefix, _)| name.starts_with(prefix))
+        .map(|(_, exchange)| *exchange)
+}
+
 /// What a failed handshake means, for the person who has to change something.
 ///
-/// `listener` is `boot`, `attest` or `admin`.
-pub fn diagnose(listener: &'static str, error: &io::Error) -> Reason {
+/// `listener` is `boot`, `attest` or `admin`; `offer` is there when a ClientHello was.
+pub fn diagnose(listener: &'static str, error: &io::Error, offer: Option<&Offer>) -> Reason {
     let tls = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<Error>());
     match tls {
-        Some(error) => diagnose_tls(listener, error),
+        Some(error) => diagnose_tls(listener, error, offer),
         None => diagnose_transport(listener, error),
     }
 }
 
-fn diagnose_tls(listener: &'static str, error: &Error) -> Reason {
+/// What to do about firmware that has nothing in common with us.
+fn without_ecdhe(listener: &'static str) -> &'static str {
+    match listener {
+        "boot" => {
+            "update the firmware, boot it by PXE, or set provisioning.http_boot = \"ipxe\": it then \
+             chains through signed iPXE, which has ECDHE"
+        }
+        _ => "update the client",
+    }
+}
+
+fn diagnose_tls(listener: &'static str, error: &Error, offer: Option<&Offer>) -> Reason {
     let found = error.to_string();
+    // Nothing in common: then the offer is what was found.
+    let offered = || offer.map_or_else(|| found.clone(), ToString::to_string);
     match error {
         Error::PeerIncompatible(PeerIncompatible::NoKxGroupsInCommon) => Reason::new(
             "tls.no_ecdhe",
             "an ECDHE key exchange over P-256, P-384 or X25519",
-            found,
-            "RFC 8446 section 9.1, RFC 8422",
-            "firmware has no ECDHE: chain through signed iPXE",
+            offered(),
+            "RFC 8446 section 9.1, RFC 8422; docs/OPERATIONS.md, firmware without ECDHE",
+            without_ecdhe(listener),
         ),
         Error::PeerIncompatible(
             PeerIncompatible::NoCipherSuitesInCommon | PeerIncompatible::NoSignatureSchemesInCommon,
         ) => Reason::new(
             "tls.no_common_suite",
             "ECDHE with AES-GCM or ChaCha20-Poly1305, and RSA or P-256 signatures",
-            found,
-            "RFC 8446 section 9.1, RFC 7525",
-            "update the client, or chain through signed iPXE",
+            offered(),
+            "RFC 8446 section 9.1, RFC 9325 section 4.2",
+            without_ecdhe(listener),
         ),
         Error::PeerIncompatible(
             PeerIncompatible::SupportedVersionsExtensionRequired
@@ -454,6 +559,11 @@ mod tests {
                 "signed iPXE",
             ),
             (
+                wrap(PeerIncompatible::NoCipherSuitesInCommon.into()),
+                "tls.no_common_suite",
+                "http_boot",
+            ),
+            (
                 wrap(Error::AlertReceived(AlertDescription::UnknownCA)),
                 "tls.certificate_rejected",
                 "CA not enrolled",
@@ -471,9 +581,42 @@ mod tests {
             (io::ErrorKind::TimedOut.into(), "tls.timeout", "packet loss"),
         ];
         for (error, code, next) in rows {
-            let reason = diagnose("boot", &error);
+            let reason = diagnose("boot", &error, None);
             assert_eq!(reason.code, code);
             assert!(reason.next.contains(next), "{reason}");
         }
+    }
+    #[test]
+    fn a_refusal_names_the_offer() {
+        // OVMF of 2022: DHE-RSA and RSA only, no groups (docs/OPERATIONS.md, firmware without ECDHE).
+        let old = Offer {
+            suites: [0x009f, 0x006b, 0x0039, 0x009d, 0x003d, 0x0035, 0x00ff]
+                .map(CipherSuite::from)
+                .to_vec(),
+            groups: None,
+            schemes: vec![SignatureScheme::RSA_PKCS1_SHA256],
+        };
+        let error = io::Error::new(
+            io::ErrorKind::InvalidData,
+            Error::from(PeerIncompatible::NoKxGroupsInCommon),
+        );
+        let reason = diagnose("boot", &error, Some(&old));
+        assert_eq!(
+            reason.found,
+            "offers DHE-RSA,RSA; suites 009f 006b 0039 009d 003d 0035 00ff; groups none; \
+             signatures RSA_PKCS1_SHA256"
+        );
+        assert!(reason.next.contains("provisioning.http_boot"), "{reason}");
+        let reason = diagnose("attest", &error, Some(&old));
+        assert!(!reason.next.contains("http_boot"), "{reason}");
+
+        // However much a client offers, the refusal stays one line.
+        let hostile = Offer {
+            suites: (0..30_000).map(CipherSuite::from).collect(),
+            groups: Some((0..30_000).map(NamedGroup::from).collect()),
+            schemes: (0..30_000).map(SignatureScheme::from).collect(),
+        };
+        let text = hostile.to_string();
+        assert!(text.len() < 600, "{} bytes: {text}", text.len());
     }
 }
