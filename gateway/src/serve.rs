@@ -54,6 +54,8 @@ use crate::telemetry;
 const REQUESTS_MAX: usize = 1_024;
 /// How often the appliance's own certificates are looked at; they are renewed weeks ahead.
 const RENEWAL_CHECK: Duration = Duration::from_secs(3_600);
+/// Open files that the bounds of the listeners add up to, and as many again of our own.
+const OPEN_FILES_MIN: u64 = 4_096;
 /// A held machine looks again after this long.
 const HOLD_RETRY_SECS: u32 = 60;
 
@@ -112,6 +114,15 @@ pub enum ServeError {
 /// # Errors
 /// [`ServeError`], at the start or when a decision could not be recorded.
 pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), ServeError> {
+    match hw::files::raise_open_files() {
+        Ok(limit) if limit < OPEN_FILES_MIN => tracing::warn!(
+            limit,
+            needed = OPEN_FILES_MIN,
+            "few files may be open: raise LimitNOFILE, or listeners refuse before their bounds"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "cannot read the limit of open files"),
+    }
     // The TPM and the first start's RSA key take seconds: off the async threads.
     let opened = {
         let config = config.clone();
@@ -345,6 +356,7 @@ struct Listeners {
     inside: Vec<Inside>,
     admin: Listener,
     health: Listener,
+    http_boot: HttpBoot,
     hosts: Vec<String>,
 }
 
@@ -370,6 +382,7 @@ impl Listeners {
                 listen::HEALTH,
             )
             .await?,
+            http_boot: config.provisioning.http_boot,
             hosts: admin::hosts(&config.management, config.management.admin_port),
         })
     }
@@ -391,6 +404,7 @@ impl Listeners {
         let boot = BootService {
             handle: handle.clone(),
             images: images.clone(),
+            http_boot: self.http_boot,
             metrics: metrics.clone(),
         };
         let attest = AttestService {
@@ -575,7 +589,7 @@ fn boot_policy(config: &Config, address: IpAddr) -> BootPolicy {
     BootPolicy {
         https_host: host(ports.boot_https, 443),
         http_host: host(ports.http, 80),
-        http_boot: HttpBoot::default(),
+        http_boot: config.provisioning.http_boot,
         hold_retry_secs: HOLD_RETRY_SECS,
     }
 }
@@ -688,4 +702,29 @@ fn ra_config(config: &Config) -> Result<Option<ra::Config>, ServeError> {
         router_lifetime_secs: v6.router_lifetime_secs,
         mtu: None,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// iPXE that was started by HTTP boot knows no DNS server (ipxe/ipxe#1316).
+    #[test]
+    fn ipxe_1316_boot_urls_use_the_address_and_not_a_name() {
+        let text = include_str!("../config.example.toml");
+        let other = text
+            .replace("\nhttp_port = 80", "\nhttp_port = 8080")
+            .replace("boot_https_port = 443", "boot_https_port = 8444");
+        for (text, address, http, https) in [
+            (text, "10.20.0.1", "10.20.0.1", "10.20.0.1"),
+            (&other, "10.20.0.1", "10.20.0.1:8080", "10.20.0.1:8444"),
+            (text, "fd00::1", "[fd00::1]", "[fd00::1]"),
+        ] {
+            let config = Config::parse(text, std::path::Path::new("/")).expect("valid");
+            let policy = boot_policy(&config, address.parse().expect("an address"));
+            assert_eq!((&*policy.http_host, &*policy.https_host), (http, https));
+            let url = boot::plan::script_url(&policy, None, None);
+            assert_eq!(url, format!("https://{https}/boot/script.ipxe"));
+        }
+    }
 }

@@ -1,16 +1,20 @@
 //! The static responder of boot artefacts, over HTTPS (TLS 1.2 and 1.3) and plain HTTP.
 //!
 //! Decides HTTP semantics: methods, ranges, validators (RFC 9110). Which machine may fetch what is
-//! asked of the driver once per request; the bytes are shared, never copied. Over plain HTTP only
-//! signed artefacts are served: a script is not signed, so it needs HTTPS.
+//! asked of the driver once per request; the bytes are shared, never copied. Plain HTTP serves what
+//! the owner allows (`provisioning.http_boot`), nothing by default, and signed artefacts at most: a
+//! script is not signed, so it needs HTTPS.
 //!
 //! The connection stays open after HEAD: some firmware sends HEAD, then GET, and loses the GET
-//! when the server closes in between.
+//! when the server closes in between. There is no redirect, since firmware follows none: a path
+//! with doubled slashes, as firmware joins them, is the same path.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
+use boot::catalog::Kind;
+use boot::plan::HttpBoot;
 use bytes::Bytes;
 use gateway_core::identity::MacAddr;
 use gateway_core::reason::Reason;
@@ -40,7 +44,7 @@ const PATH_MAX_BYTES: usize = 512;
 pub enum Transport {
     /// TLS 1.2 or 1.3 under the boot CA.
     Https,
-    /// Nothing: signed payloads only.
+    /// Nothing: what the owner allows, of the signed payloads.
     Plain,
 }
 
@@ -60,6 +64,8 @@ pub struct BootService {
     pub handle: Handle,
     /// The artefacts.
     pub images: ImageStore,
+    /// What plain HTTP may serve.
+    pub http_boot: HttpBoot,
     /// Counters.
     pub metrics: Arc<Metrics>,
 }
@@ -113,8 +119,9 @@ impl BootService {
         peer: SocketAddr,
         request: Request<Incoming>,
     ) -> Response<Body> {
-        let head = *request.method() == Method::HEAD;
-        let mut response = if head || *request.method() == Method::GET {
+        let method = request.method();
+        let head = *method == Method::HEAD;
+        let mut response = if head || *method == Method::GET {
             self.get(transport, peer, &request).await
         } else {
             let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
@@ -145,32 +152,36 @@ impl BootService {
         request: &Request<Incoming>,
     ) -> Response<Body> {
         let uri = request.uri();
+        let path = single_slashes(uri.path());
         let query = BootQuery {
             peer: peer.ip(),
             mac: http::query_value(uri.query(), "mac")
                 .and_then(|text| text.parse::<MacAddr>().ok()),
             arch: http::query_value(uri.query(), "arch").filter(|arch| arch.len() <= 32),
-            what: telemetry::redact(uri.path()),
+            what: telemetry::redact(&path),
         };
-        if uri.path() == SCRIPT_PATH {
+        if path == SCRIPT_PATH {
             return self.script(transport, query).await;
         }
-        match self.find(uri.path()) {
-            Some(image) => {
-                self.image(transport, query, &image, request.headers())
-                    .await
-            }
-            None => {
-                tracing::warn!(
-                    listener = transport.name(),
-                    peer = %query.peer,
-                    mac = query.mac.map(tracing::field::display),
-                    path = %query.what,
-                    "no such boot file"
-                );
-                plain(StatusCode::NOT_FOUND, "not found\n")
-            }
+        let Some(image) = self.find(&path) else {
+            // The core knows which machine has this address: its refusal names it.
+            return match self.handle.boot_missing(query).await {
+                Ok(()) => plain(StatusCode::NOT_FOUND, "not found\n"),
+                Err(_) => busy(),
+            };
+        };
+        if transport == Transport::Plain && !allowed_over_plain(self.http_boot, image.artefact.kind)
+        {
+            self.refused(transport, &query, &plain_http_reason(&query));
+            return plain(StatusCode::FORBIDDEN, "https only\n");
         }
+        let headers = request.headers();
+        let wanted = match *request.method() {
+            // Range is for GET only (RFC 9110 section 14.2).
+            Method::HEAD => Part::None,
+            _ => Part::Asked,
+        };
+        self.image(transport, query, &image, headers, wanted).await
     }
 
     async fn script(&self, transport: Transport, query: BootQuery) -> Response<Body> {
@@ -199,10 +210,7 @@ impl BootService {
     }
 
     fn find(&self, path: &str) -> Option<Arc<Image>> {
-        let (sha256, file) = path
-            .get(..path.len().min(PATH_MAX_BYTES))?
-            .strip_prefix(BOOT_FOLDER)?
-            .split_once('/')?;
+        let (sha256, file) = path.strip_prefix(BOOT_FOLDER)?.split_once('/')?;
         self.images
             .current()
             .by_sha256(sha256)
@@ -215,6 +223,7 @@ impl BootService {
         query: BootQuery,
         image: &Image,
         headers: &HeaderMap,
+        part: Part,
     ) -> Response<Body> {
         match self.handle.boot_fetch(query.clone()).await {
             Ok(Ok(())) => {}
@@ -223,9 +232,11 @@ impl BootService {
             }
             Err(_) => return busy(),
         }
-        let response = artefact_response(image, headers);
-        let promised = hyper::body::Body::size_hint(response.body()).lower();
-        self.metrics.add(BOOT_BYTES, transport.name(), promised);
+        let response = artefact_response(image, headers, part);
+        if part == Part::Asked {
+            let promised = hyper::body::Body::size_hint(response.body()).lower();
+            self.metrics.add(BOOT_BYTES, transport.name(), promised);
+        }
         response
     }
 
@@ -235,16 +246,64 @@ impl BootService {
     }
 }
 
-/// Status, validators and the wanted part of one artefact (RFC 9110 sections 13 and 14).
-fn artefact_response(image: &Image, headers: &HeaderMap) -> Response<Body> {
+/// Whether the owner lets an artefact of this kind go over plain HTTP.
+fn allowed_over_plain(http_boot: HttpBoot, kind: Kind) -> bool {
+    match (http_boot, kind) {
+        (HttpBoot::UkiOverHttps, _) | (HttpBoot::IpxeOverHttp, Kind::Uki) => false,
+        (HttpBoot::IpxeOverHttp, Kind::Ipxe) | (HttpBoot::UkiOverHttp, _) => true,
+    }
+}
+
+fn plain_http_reason(query: &BootQuery) -> Reason {
+    let machine = query.mac.map_or_else(String::new, |mac| format!("{mac} "));
+    Reason::new(
+        "boot.plain_http",
+        "https, or what provisioning.http_boot allows over http",
+        format!("{machine}asks for {} over http", query.what),
+        "docs/OPERATIONS.md, firmware without ECDHE",
+        "use the https URL; for firmware that logs tls.no_ecdhe set provisioning.http_boot",
+    )
+}
+
+/// The path with runs of slashes as one: firmware joins a folder and a name carelessly.
+fn single_slashes(path: &str) -> String {
+    let path = path.get(..PATH_MAX_BYTES).unwrap_or(path);
+    let mut out = String::with_capacity(path.len().min(PATH_MAX_BYTES));
+    for c in path.chars().take(PATH_MAX_BYTES) {
+        if c != '/' || !out.ends_with('/') {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// Whether a request may ask for a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// HEAD: no.
+    None,
+    /// GET: by its headers.
+    Asked,
+}
+
+/// Status, validators and the wanted part of one artefact: preconditions in the order of RFC 9110
+/// section 13.2.2, then the range of section 14.2.
+fn artefact_response(image: &Image, headers: &HeaderMap, part: Part) -> Response<Body> {
     let etag = format!("\"{}\"", image.artefact.sha256);
     let total = image.bytes.len();
-    let mut response = if matches_etag(headers, &etag) {
+    let lists = |name| lists_etag(headers, name, &etag);
+    let mut response = if lists(header::IF_MATCH) == Some(false) {
+        plain(StatusCode::PRECONDITION_FAILED, "another version\n")
+    } else if lists(header::IF_NONE_MATCH) == Some(true) {
         let mut response = Response::new(Full::new(Bytes::new()));
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
     } else {
-        match wanted_range(headers, &etag, total) {
+        let wanted = match part {
+            Part::None => Wanted::All,
+            Part::Asked => wanted_range(headers, &etag, total),
+        };
+        match wanted {
             Wanted::All => http::response(StatusCode::OK, "application/efi", image.bytes.clone()),
             Wanted::Part(range) => {
                 let content = format!("bytes {}-{}/{total}", range.start, range.end - 1);
@@ -324,14 +383,19 @@ fn digits(text: &str) -> Option<usize> {
     valid.then(|| text.parse().unwrap_or(usize::MAX))
 }
 
-/// `If-None-Match` against our one strong validator; `W/` compares equal (RFC 9110 section 13.1.2).
-fn matches_etag(headers: &HeaderMap, etag: &str) -> bool {
-    let Some(Ok(list)) = headers.get(header::IF_NONE_MATCH).map(HeaderValue::to_str) else {
-        return false;
-    };
-    list.split(',')
-        .map(str::trim)
-        .any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+/// Whether `If-Match` or `If-None-Match` lists our one strong validator; none when the header is
+/// absent. `W/` compares equal for `If-None-Match` only (RFC 9110 section 8.8.3.2).
+fn lists_etag(headers: &HeaderMap, name: header::HeaderName, etag: &str) -> Option<bool> {
+    let weak = name == header::IF_NONE_MATCH;
+    let mut lists = headers.get_all(name).iter().peekable();
+    lists.peek()?;
+    Some(
+        lists
+            .filter_map(|list| list.to_str().ok())
+            .flat_map(|list| list.split(','))
+            .map(str::trim)
+            .any(|tag| tag == "*" || tag == etag || (weak && tag.strip_prefix("W/") == Some(etag))),
+    )
 }
 
 fn insert(response: &mut Response<Body>, name: header::HeaderName, value: &str) {
@@ -402,20 +466,64 @@ mod tests {
     }
 
     #[test]
-    fn if_none_match() {
-        for (value, expected) in [
-            ("\"tag\"", true),
-            ("\"x\", W/\"tag\"", true),
-            ("*", true),
-            ("\"x\"", false),
-            ("tag", false),
-        ] {
+    fn preconditions_of_rfc_9110() {
+        let lists = |name: header::HeaderName, values: &[&str]| {
             let mut headers = HeaderMap::new();
-            headers.insert(
-                header::IF_NONE_MATCH,
-                HeaderValue::from_str(value).expect("value"),
+            for value in values {
+                headers.append(&name, HeaderValue::from_str(value).expect("value"));
+            }
+            lists_etag(&headers, name, "\"tag\"")
+        };
+        for (values, none_match, if_match) in [
+            (&["\"tag\""][..], true, true),
+            (&["\"x\", W/\"tag\""], true, false),
+            (&["\"x\"", "\"tag\""], true, true),
+            (&["*"], true, true),
+            (&["\"x\""], false, false),
+            (&["tag"], false, false),
+            (&[""], false, false),
+        ] {
+            let found = lists(header::IF_NONE_MATCH, values);
+            assert_eq!(found, Some(none_match), "{values:?}");
+            assert_eq!(
+                lists(header::IF_MATCH, values),
+                Some(if_match),
+                "{values:?}"
             );
-            assert_eq!(matches_etag(&headers, "\"tag\""), expected, "{value}");
+        }
+        assert_eq!(lists(header::IF_MATCH, &[]), None);
+    }
+
+    #[test]
+    fn slashes_are_joined_and_long_paths_cut() {
+        for (path, expected) in [
+            ("/boot/x", "/boot/x"),
+            ("//boot///x", "/boot/x"),
+            ("/", "/"),
+            ("", ""),
+        ] {
+            assert_eq!(single_slashes(path), expected);
+        }
+        assert_eq!(single_slashes(&"a".repeat(10_000)).len(), PATH_MAX_BYTES);
+    }
+
+    #[test]
+    fn plain_http_serves_what_the_owner_allows() {
+        for (http_boot, ipxe, uki) in [
+            (HttpBoot::UkiOverHttps, false, false),
+            (HttpBoot::IpxeOverHttp, true, false),
+            (HttpBoot::UkiOverHttp, true, true),
+        ] {
+            assert_eq!(
+                allowed_over_plain(http_boot, Kind::Ipxe),
+                ipxe,
+                "{http_boot:?}"
+            );
+            assert_eq!(
+                allowed_over_plain(http_boot, Kind::Uki),
+                uki,
+                "{http_boot:?}"
+            );
         }
     }
 }

@@ -3,13 +3,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use boot::catalog::Artefact;
+use boot::plan::HttpBoot;
 use gateway_core::reason::Reason;
 use tokio_util::sync::CancellationToken;
 
 use crate::handle::Request;
 use crate::images::tests::artefact;
 use crate::images::{ImageStore, Images};
-use crate::metrics::{BOOT_BYTES, CONNECTIONS, Metrics, TLS_REFUSED};
+use crate::metrics::{BOOT_BYTES, CONNECTIONS, Metrics, REQUESTS_REFUSED, TLS_REFUSED};
 use crate::shell::https_boot::{self, BootService};
 use crate::shell::listen::{BOOT, Listener};
 use crate::shell::tls::{self, BootCertificates};
@@ -20,11 +21,13 @@ pub(super) struct Site {
     pub(super) plain: SocketAddr,
     pub(super) https: SocketAddr,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) ca: TestCa,
     pub(super) ca_file: PathBuf,
+    pub(super) certificates: BootCertificates,
     asked: Arc<Mutex<Vec<String>>>,
     entry: Artefact,
-    bytes: Vec<u8>,
-    dir: tempfile::TempDir,
+    pub(super) bytes: Vec<u8>,
+    pub(super) dir: tempfile::TempDir,
     cancel: CancellationToken,
 }
 
@@ -34,7 +37,12 @@ impl Drop for Site {
     }
 }
 
+/// A site whose owner allows plain HTTP.
 pub(super) async fn site() -> Site {
+    site_with(HttpBoot::UkiOverHttp).await
+}
+
+pub(super) async fn site_with(http_boot: HttpBoot) -> Site {
     let dir = tempfile::tempdir().expect("dir");
     // Larger than any buffer on the way, and no two blocks alike.
     let bytes: Vec<u8> = (0u32..800_000).flat_map(u32::to_le_bytes).collect();
@@ -64,12 +72,20 @@ pub(super) async fn site() -> Site {
             };
             let _ = answer.send(verdict);
         }
+        Request::Missing(query, answer) => {
+            let mac = query.mac.map(|mac| mac.to_string()).unwrap_or_default();
+            log.lock()
+                .expect("lock")
+                .push(format!("missing {mac} {}", query.what));
+            let _ = answer.send(());
+        }
         _ => panic!("the boot listeners ask nothing else"),
     });
     let metrics = Arc::new(Metrics::default());
     let service = BootService {
         handle,
         images: ImageStore::new(images),
+        http_boot,
         metrics: metrics.clone(),
     };
     let ca = TestCa::new("boot CA");
@@ -79,7 +95,7 @@ pub(super) async fn site() -> Site {
         p256: ca.server(false).slot(),
         rsa: ca.server(true).slot(),
     };
-    let config = tls::boot_config(certificates).expect("TLS");
+    let config = tls::boot_config(certificates.clone()).expect("TLS");
     let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
     let plain = Listener::bind("http", any, BOOT, metrics.clone())
         .await
@@ -92,7 +108,9 @@ pub(super) async fn site() -> Site {
         plain: plain.address().expect("address"),
         https: https.address().expect("address"),
         metrics,
+        ca,
         ca_file,
+        certificates,
         asked,
         entry,
         bytes,
@@ -109,19 +127,23 @@ pub(super) async fn site() -> Site {
 }
 
 impl Site {
-    fn url(&self, path: &str) -> String {
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.asked.lock().expect("lock").clone()
+    }
+
+    pub(super) fn url(&self, path: &str) -> String {
         format!("https://{}{path}", self.https)
     }
 
-    fn image(&self) -> String {
+    pub(super) fn image(&self) -> String {
         format!("/boot/{}/attester.efi", self.entry.sha256)
     }
 
-    fn etag(&self) -> String {
+    pub(super) fn etag(&self) -> String {
         format!("\"{}\"", self.entry.sha256)
     }
 
-    async fn curl(&self, args: &[&str]) -> String {
+    pub(super) async fn curl(&self, args: &[&str]) -> String {
         let ca = self.ca_file.to_string_lossy();
         let mut all = vec!["-sS", "--max-time", "30", "--cacert", &ca];
         all.extend_from_slice(args);
@@ -129,7 +151,7 @@ impl Site {
     }
 
     /// The body of a GET through a file, so that bytes stay bytes.
-    async fn body(&self, args: &[&str]) -> Vec<u8> {
+    pub(super) async fn body(&self, args: &[&str]) -> Vec<u8> {
         let out = self.dir.path().join("out");
         let name = out.to_string_lossy().into_owned();
         let mut all = vec!["-o", &name];
@@ -227,8 +249,7 @@ async fn the_script_needs_https_and_names_the_machine() {
     let path = "/boot/script.ipxe?mac=52%3A54%3A00%3A00%3A00%3A01&arch=x86_64";
     let script = site.curl(&[&site.url(path)]).await;
     assert_eq!(script, "#!ipxe\nexit\n");
-    let asked = site.asked.lock().expect("lock").clone();
-    assert_eq!(asked, ["script 52:54:00:00:00:01 x86_64"]);
+    assert_eq!(site.asked(), ["script 52:54:00:00:00:01 x86_64"]);
 
     let plain = format!("http://{}{path}", site.plain);
     let refused = site.curl(&["-w", "%{http_code}", &plain]).await;
@@ -266,6 +287,28 @@ async fn rejects_unknown_paths_methods_and_withheld_images() {
             ])
             .await;
         assert_eq!(said, expected, "{method} {path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plain_http_is_refused_unless_the_owner_allows_it() {
+    for (http_boot, expected) in [
+        (HttpBoot::UkiOverHttps, "https only\n403"),
+        // The artefact of the site is an iPXE.
+        (HttpBoot::IpxeOverHttp, "200"),
+        (HttpBoot::UkiOverHttp, "200"),
+    ] {
+        let site = site_with(http_boot).await;
+        let url = format!("http://{}{}", site.plain, site.image());
+        let out = site.dir.path().join("out");
+        let out = out.to_string_lossy();
+        let mut args = vec!["-w", "%{http_code}", &*url];
+        if expected == "200" {
+            args.extend(["-o", &*out]);
+        }
+        assert_eq!(site.curl(&args).await, expected, "{http_boot:?}");
+        let refused = site.metrics.get(REQUESTS_REFUSED, "boot.plain_http");
+        assert_eq!(refused, u64::from(expected != "200"), "{http_boot:?}");
     }
 }
 

@@ -2,5 +2,7 @@
 
 mod attest;
 mod boot;
+mod firmware;
 mod health;
 mod tls;
+mod tls_reload;
