@@ -28,5 +28,6 @@ pub mod swtpm;
 pub mod tftp_load;
 pub mod tftp_server;
 pub mod timeline;
+pub mod tls_load;
 pub mod udp_path;
 pub mod vm;

@@ -10,6 +10,7 @@ pub mod ipv6;
 pub mod kill;
 pub mod ldevid;
 pub mod refusals;
+pub mod slow;
 pub mod starts;
 pub mod storm;
 pub mod walk;
@@ -96,6 +97,12 @@ pub const ALL: &[Scenario] = &[
         what: "proxy mode beside busybox udhcpd: its addresses, our boot data, port 4011, attestation",
         limit_secs: 240,
         run: beside::run,
+    },
+    Scenario {
+        name: "slow",
+        what: "1,000 and 1,400 slow TLS clients while one machine boots; its p99, and the daemon's memory",
+        limit_secs: 300,
+        run: slow::run,
     },
     Scenario {
         name: "walk",
