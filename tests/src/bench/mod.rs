@@ -8,6 +8,7 @@
 
 mod dhcp;
 mod footprint;
+mod https;
 mod peer;
 mod row;
 mod tftp;
@@ -58,6 +59,12 @@ pub const ALL: &[Bench] = &[
         what: "lock step, windows, a storm and loss against tftpd-hpa, dnsmasq and atftpd",
         limit_secs: 1_800,
         run: tftp::run,
+    },
+    Bench {
+        name: "https",
+        what: "an 80 MiB image to 1, 8 and 64 machines, and new TLS connections, against nginx",
+        limit_secs: 1_800,
+        run: https::run,
     },
 ];
 
