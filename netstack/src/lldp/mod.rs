@@ -1,10 +1,12 @@
-//! LLDP receiver core (IEEE 802.1AB-2016), and the encoder for our own announcements.
+//! LLDP agent core (IEEE 802.1AB-2016): receiver, neighbours, our own announcements.
 //!
 //! [`tlv`] reads a frame, [`organisation`] the TLVs of [`dot1`], [`dot3`] and [`med`], [`neighbour`]
-//! keeps who was heard where until its TTL ends, [`id`] and [`port`] compare what was heard with what
-//! was declared. LLDP is unauthenticated: a frame is evidence of a port only as far as the cable is
+//! keeps who was heard where until its TTL ends, [`agent`] does that for one interface and announces
+//! us, [`role`] tells switches from hosts, [`id`] and [`port`] compare what was heard with what was
+//! declared. LLDP is unauthenticated: a frame is evidence of a port only as far as the cable is
 //! trusted, and everything in it is text of a stranger.
 
+pub mod agent;
 pub mod dot1;
 pub mod dot3;
 pub mod id;
@@ -13,13 +15,16 @@ pub mod neighbour;
 mod note;
 pub mod organisation;
 pub mod port;
+pub mod role;
 pub mod tlv;
 
+pub use agent::Agent;
 pub use id::{Comparison, Id, IdKind, Tolerance, compare};
 pub use neighbour::{Change, Neighbour, Table};
 pub use note::Note;
 pub use organisation::Organisational;
 pub use port::compare_port;
+pub use role::Role;
 pub use tlv::{Frame, Lldpdu, MandatoryPart, Refused};
 
 /// EtherType of LLDP.

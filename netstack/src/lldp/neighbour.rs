@@ -44,7 +44,9 @@ pub struct Neighbour {
     pub frame: Frame,
     /// Its last frame, octets.
     pub bytes: Vec<u8>,
-    /// When that frame came, on the caller's clock, in milliseconds.
+    /// When it was heard first, on the caller's clock, in milliseconds.
+    pub first_ms: u64,
+    /// When its last frame came.
     pub received_ms: u64,
     /// When it counts as gone.
     pub expires_ms: u64,
@@ -107,6 +109,7 @@ impl Table {
             return Ok(Change::Shutdown(self.neighbours.remove(&key).is_some()));
         }
         let known = self.neighbours.get(&key);
+        let first_ms = known.map_or(now_ms, |known| known.first_ms);
         let change = match known {
             Some(known) if known.frame == frame => Change::Refreshed,
             Some(_) => Change::Updated,
@@ -134,6 +137,7 @@ impl Table {
                 iface: iface.to_owned(),
                 frame,
                 bytes: bytes.to_vec(),
+                first_ms,
                 received_ms: now_ms,
                 expires_ms,
             },
@@ -155,6 +159,20 @@ impl Table {
             .extract_if(.., |_, n| n.expires_ms <= now_ms)
             .map(|(_, n)| n)
             .collect()
+    }
+
+    /// Forgets and returns everybody.
+    pub fn clear(&mut self) -> Vec<Neighbour> {
+        std::mem::take(&mut self.neighbours).into_values().collect()
+    }
+
+    /// One neighbour, whether its TTL has ended or not.
+    pub fn get(&self, iface: &str, chassis: &Id, port: &Id) -> Option<&Neighbour> {
+        self.neighbours.get(&Key {
+            iface: iface.to_owned(),
+            chassis: chassis.clone(),
+            port: port.clone(),
+        })
     }
 
     /// Neighbours on one interface whose TTL has not ended.
