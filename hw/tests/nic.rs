@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use hw::nic::{
-    FrameSocket, Icmp6Socket, LldpSocket, NicError, RawUdp, Received, bind_to_device,
-    configure_ipv4, hardware_address, index_of, interfaces, link_up, wait_for_carrier,
+    FrameSocket, Icmp6Socket, LldpSocket, NicError, RawUdp, Received, bind_to_device, carrier,
+    configure_ipv4, driver, hardware_address, index_of, interfaces, link_up, wait_for_carrier,
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -140,9 +140,56 @@ fn stripped_vlan_tags_are_put_back() {
     plug_in();
     let switch = LldpSocket::open("sw").unwrap();
     let node = LldpSocket::open("node").unwrap();
-    let mut tagged = lldp_frame(0x0e);
-    tagged.splice(12..12, [0x81, 0x00, 0x20, 0x64]);
-    assert_eq!(send_until_heard(&switch, &node, &tagged).bytes, tagged);
+    // 802.1Q, a priority tag (VLAN 0), a provider tag, a tag with the DEI bit.
+    for tag in [
+        [0x81, 0x00, 0x20, 0x64],
+        [0x81, 0x00, 0xe0, 0x00],
+        [0x88, 0xa8, 0x00, 0x64],
+        [0x81, 0x00, 0x10, 0x01],
+    ] {
+        let mut tagged = lldp_frame(0x0e);
+        tagged.splice(12..12, tag);
+        let heard = send_until_heard(&switch, &node, &tagged);
+        assert_eq!(heard.bytes, tagged, "{tag:02x?}");
+    }
+}
+
+#[test]
+fn carrier_and_driver_are_told() {
+    if !namespace() {
+        return;
+    }
+    assert!(!carrier("node").unwrap(), "not up");
+    plug_in();
+    assert!(carrier("node").unwrap());
+    assert!(ip("link set sw down"));
+    assert!(!carrier("node").unwrap(), "the other end is down");
+    // sysfs shows the interfaces of the namespace it was mounted in, so only absence can be told here.
+    assert_eq!(driver("node"), None);
+    assert_eq!(driver("nowhere0"), None);
+}
+
+#[test]
+fn a_socket_outlives_its_link() {
+    if !namespace() {
+        return;
+    }
+    plug_in();
+    let switch = LldpSocket::open("sw").unwrap();
+    let node = LldpSocket::open("node").unwrap();
+    let frame = lldp_frame(0x0e);
+    send_until_heard(&switch, &node, &frame);
+    assert!(ip("link set node down"));
+    // The interface that goes down is told once; then the socket waits for it to come back.
+    assert!(node.recv(SILENCE).is_err());
+    assert!(node.recv(SILENCE).unwrap().is_none());
+    link_up("node").unwrap();
+    assert!(wait_for_carrier("node", WAIT).unwrap());
+    assert_eq!(send_until_heard(&switch, &node, &frame).bytes, frame);
+    // One that is gone is told as well: whoever listens must open it anew.
+    assert!(ip("link del node"));
+    assert!(node.recv(SILENCE).is_err());
+    assert!(node.send(&frame).is_err());
 }
 
 #[test]

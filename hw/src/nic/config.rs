@@ -45,6 +45,14 @@ pub fn wait_for_carrier(ifname: &str, timeout: Duration) -> Result<bool, NicErro
     }
 }
 
+/// Whether the interface is up and has a link partner now.
+///
+/// # Errors
+/// [`NicError::Missing`], or what the kernel refuses.
+pub fn carrier(ifname: &str) -> Result<bool, NicError> {
+    has_carrier(&control_socket("reading the carrier", ifname)?, ifname)
+}
+
 /// `ETHTOOL_GLINK` where the driver has it, else `IFF_RUNNING`.
 fn has_carrier(socket: &OwnedFd, ifname: &str) -> Result<bool, NicError> {
     /// `struct ethtool_value` of linux/ethtool.h.
@@ -189,6 +197,7 @@ mod tests {
             assert!(matches!(link_up(ifname), Err(NicError::Missing { .. })));
             let waited = wait_for_carrier(ifname, Duration::ZERO);
             assert!(matches!(waited, Err(NicError::Missing { .. })));
+            assert!(matches!(carrier(ifname), Err(NicError::Missing { .. })));
             let addr = Ipv4Addr::LOCALHOST;
             let result = configure_ipv4(ifname, addr, 8, None);
             assert!(matches!(result, Err(NicError::Missing { .. })));

@@ -4,7 +4,7 @@
 //! table 7-1). Does not parse them.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::libc::sock_filter;
@@ -18,6 +18,8 @@ const ETHERTYPE_ALL: u16 = 0x0003;
 /// Last octet of the group addresses 01-80-C2-00-00-xx: nearest bridge, nearest non-TPMR bridge,
 /// nearest customer bridge.
 const GROUPS: [u8; 3] = [0x0e, 0x03, 0x00];
+/// `TC_PRIO_CONTROL` of linux/pkt_sched.h.
+const PRIORITY_CONTROL: i32 = 7;
 /// Largest frame kept, in bytes; an LLDPDU fits into one Ethernet frame.
 const FRAME_MAX: usize = 1600;
 /// Ethernet header up to where a VLAN tag goes.
@@ -54,6 +56,9 @@ impl LldpSocket {
         for group in GROUPS {
             packet::join_group(&fd, index, group_address(group)).map_err(fail)?;
         }
+        // Intel E810 (`ice`) drops LLDP from the host unless its priority is that of control traffic.
+        // Old kernels want CAP_NET_ADMIN for that; frames then leave without it, which other NICs do not mind.
+        let _ = packet::set_priority(&fd, PRIORITY_CONTROL);
         packet::bind(&fd, index, ETHERTYPE_ALL).map_err(fail)?;
         Ok(Self {
             fd,
@@ -65,6 +70,11 @@ impl LldpSocket {
     /// The interface it listens on.
     pub fn ifname(&self) -> &str {
         &self.ifname
+    }
+
+    /// Kernel index of that interface (`ifIndex`).
+    pub fn index(&self) -> u32 {
+        self.index
     }
 
     /// Waits for a frame; none when the time is over. Frames larger than Ethernet's are dropped.
@@ -104,6 +114,20 @@ impl LldpSocket {
     pub fn send(&self, frame: &[u8]) -> Result<(), NicError> {
         packet::send_frame(&self.fd, self.index, frame)
             .map_err(|source| NicError::os("sending LLDP", &self.ifname, "CAP_NET_RAW", source))
+    }
+}
+
+impl AsFd for LldpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// For an event loop that waits for readability; then [`LldpSocket::recv`] with no time to wait,
+/// until it has nothing more.
+impl AsRawFd for LldpSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-pub use config::{configure_ipv4, link_up, wait_for_carrier};
+pub use config::{carrier, configure_ipv4, link_up, wait_for_carrier};
 pub use frames::FrameSocket;
 pub use icmp6::{Icmp6Socket, Received};
 pub use lldp::{Frame, LldpSocket};
@@ -104,6 +104,19 @@ pub fn interfaces() -> Vec<Interface> {
             name: interface.name,
         })
         .collect()
+}
+
+/// Name of the driver behind an interface; `bridge` or `bonding` for one whose cables are those of its
+/// members; none for other virtual ones and where sysfs does not say.
+pub fn driver(ifname: &str) -> Option<String> {
+    let folder = Path::new("/sys/class/net").join(ifname);
+    for kind in ["bridge", "bonding"] {
+        if folder.join(kind).is_dir() {
+            return Some(kind.to_owned());
+        }
+    }
+    let link = std::fs::read_link(folder.join("device/driver")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Hardware address as people write it.

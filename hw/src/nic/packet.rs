@@ -90,6 +90,11 @@ pub(super) fn ask_auxdata(fd: &OwnedFd) -> io::Result<()> {
     set_option(fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1_i32)
 }
 
+/// Queueing priority of what is sent (`SO_PRIORITY`).
+pub(super) fn set_priority(fd: &OwnedFd, priority: i32) -> io::Result<()> {
+    set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, &priority)
+}
+
 /// Attaches a classic BPF program.
 pub(super) fn attach_filter(fd: &OwnedFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let filter = libc::sock_fprog {
