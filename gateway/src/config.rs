@@ -30,6 +30,8 @@ const DNS_MAX: usize = 4;
 const POOL6_MAX: usize = 65_536;
 /// Most extra names of the admin endpoint.
 const NAMES_MAX: usize = 16;
+/// Most interfaces that LLDP is spoken on beside the provisioning one: the members of a bond or bridge.
+const LLDP_INTERFACES_MAX: usize = 16;
 
 /// The whole configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +106,8 @@ pub struct Provisioning {
     pub tftp: Tftp,
     /// What firmware that boots by HTTP gets, and so what plain HTTP serves.
     pub http_boot: HttpBoot,
+    /// LLDP on this interface.
+    pub lldp: Lldp,
 }
 
 /// `provisioning.tftp_*` beside the port.
@@ -113,6 +117,17 @@ pub struct Tftp {
     pub ports: tftp::Ports,
     /// Largest block; the route's MTU lowers it further.
     pub block_bytes_max: u16,
+}
+
+/// `[provisioning.lldp]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lldp {
+    /// Announce ourselves.
+    pub announce: bool,
+    /// Keep neighbours.
+    pub listen: bool,
+    /// Further interfaces that do the same: members of a bond or bridge, the uplink.
+    pub interfaces: Vec<String>,
 }
 
 /// `[provisioning.ipv6]`
@@ -566,6 +581,7 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
             ("uki", HttpBoot::UkiOverHttp),
         ],
     );
+    let lldp = in_section(section, "lldp", |s| read_lldp(s, interface.as_deref()));
     let pool = read_pool(&section.section("pool"), address);
     let reservations = read_reservations(section, address);
     let ipv6 = read_ipv6(&section.section("ipv6"));
@@ -611,6 +627,7 @@ fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisioning> {
         ports: ports?,
         tftp: read_tftp(section)?,
         http_boot: http_boot.unwrap_or_default(),
+        lldp: lldp?,
     })
 }
 
@@ -643,6 +660,27 @@ fn read_guard(section: &Section<'_, '_>) -> DhcpGuard {
         port_addresses_max: or(addresses, 64),
         port_clients_per_sec: or(clients, 20),
     }
+}
+
+fn read_lldp(section: &Section<'_, '_>, provisioning: Option<&str>) -> Option<Lldp> {
+    const FORM: &str = "an interface name of 1 to 15 bytes without / or spaces";
+    let announce = section.boolean("announce");
+    let listen = section.boolean("listen");
+    let interfaces = section.list::<String>("interfaces", FORM, LLDP_INTERFACES_MAX);
+    for (index, name) in interfaces.iter().enumerate() {
+        let twice = provisioning == Some(name) || interfaces[..index].contains(name);
+        if !is_interface_name(name) {
+            section.mistake("interfaces", FORM, format!("{name:?}"));
+        } else if twice {
+            let expected = "each interface once, besides provisioning.interface";
+            section.mistake("interfaces", expected, format!("{name:?} again"));
+        }
+    }
+    Some(Lldp {
+        announce: announce.unwrap_or(true),
+        listen: listen.unwrap_or(true),
+        interfaces,
+    })
 }
 
 fn read_ports(section: &Section<'_, '_>) -> Option<ProvisioningPorts> {

@@ -15,6 +15,7 @@ pub mod inspect;
 pub mod inventory;
 pub mod issue;
 pub mod metrics;
+pub mod neighbours;
 mod random;
 pub mod serve;
 pub mod shell;

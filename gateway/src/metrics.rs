@@ -101,6 +101,18 @@ pub const TFTP: Family = Family {
     label: "outcome",
     help: "TFTP transfers, by what became of them.",
 };
+/// LLDP frames, per outcome.
+pub const LLDP_FRAMES: Family = Family {
+    name: "vestibule_lldp_frames_total",
+    label: "outcome",
+    help: "LLDP frames, by what became of them.",
+};
+/// Changes of LLDP neighbours.
+pub const LLDP_NEIGHBOURS: Family = Family {
+    name: "vestibule_lldp_neighbour_changes_total",
+    label: "change",
+    help: "LLDP neighbours that came, changed or went, and links that fell silent.",
+};
 
 /// All counters. Shared by reference; never global.
 #[derive(Debug, Default)]

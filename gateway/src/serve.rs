@@ -36,6 +36,7 @@ use crate::images::{ImageError, ImageStore, Images};
 use crate::inventory::{Declared, DeclaredError};
 use crate::issue::Issuer;
 use crate::metrics::Metrics;
+use crate::neighbours::Neighbours;
 use crate::shell::boot_source::BootSource;
 use crate::shell::dhcp::{DhcpError, DhcpSocket};
 use crate::shell::dhcp6::{Dhcp6Error, Dhcp6Socket};
@@ -43,6 +44,7 @@ use crate::shell::enroll::{self, AttestService};
 use crate::shell::health::{self, HealthService};
 use crate::shell::https_boot::{self, BootService};
 use crate::shell::listen::{self, BindError, Listener};
+use crate::shell::lldp::LldpService;
 use crate::shell::ra::RaSocket;
 use crate::shell::segment::Segment;
 use crate::shell::tftp;
@@ -151,7 +153,8 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         iface: interface.to_owned(),
         source,
     })?;
-    let listeners = Listeners::bind(&config, &metrics).await?;
+    let lldp = LldpService::new(&config, metrics.clone());
+    let listeners = Listeners::bind(&config, &metrics, lldp.neighbours()).await?;
     let certificates = Certificates::of(&appliance)?;
 
     let mut gateway = Gateway::new(setup(&config, &appliance, catalog)?);
@@ -223,6 +226,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     tasks.spawn(async move {
         dhcp.run(handle, metrics, token).await;
         Ok("dhcp")
+    });
+    let token = cancel.clone();
+    tasks.spawn(async move {
+        lldp.run(token).await;
+        Ok("lldp")
     });
     tasks.spawn(async move {
         driver
@@ -358,10 +366,15 @@ struct Listeners {
     health: Listener,
     http_boot: HttpBoot,
     hosts: Vec<String>,
+    neighbours: Neighbours,
 }
 
 impl Listeners {
-    async fn bind(config: &Config, metrics: &Arc<Metrics>) -> Result<Self, ServeError> {
+    async fn bind(
+        config: &Config,
+        metrics: &Arc<Metrics>,
+        neighbours: Neighbours,
+    ) -> Result<Self, ServeError> {
         let mut inside = Vec::new();
         for address in inside_addresses(config) {
             inside.push(Inside::bind(config, address, metrics).await?);
@@ -384,6 +397,7 @@ impl Listeners {
             .await?,
             http_boot: config.provisioning.http_boot,
             hosts: admin::hosts(&config.management, config.management.admin_port),
+            neighbours,
         })
     }
 
@@ -452,6 +466,7 @@ impl Listeners {
             handle: handle.clone(),
             metrics: metrics.clone(),
             hosts: Arc::new(self.hosts),
+            neighbours: self.neighbours.clone(),
         };
         let token = cancel.clone();
         tasks.spawn(async move {
@@ -462,6 +477,7 @@ impl Listeners {
             handle: handle.clone(),
             metrics: metrics.clone(),
             ready: ready.clone(),
+            neighbours: self.neighbours,
         };
         let token = cancel.clone();
         tasks.spawn(async move {

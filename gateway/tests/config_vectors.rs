@@ -52,6 +52,7 @@ fn the_example_is_valid_and_shows_the_defaults() {
     assert_eq!(example.appliance, minimal.appliance);
     assert_eq!(example.provisioning.ports, minimal.provisioning.ports);
     assert_eq!(example.provisioning.tftp, minimal.provisioning.tftp);
+    assert_eq!(example.provisioning.lldp, minimal.provisioning.lldp);
     assert_eq!(
         example.provisioning.http_boot,
         minimal.provisioning.http_boot

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Management;
 use crate::handle::{Caller, Handle, Role};
 use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
+use crate::neighbours::Neighbours;
 use crate::shell::http::{self, Body, Refusal};
 use crate::shell::listen::{self, Listener};
 use crate::telemetry;
@@ -35,6 +36,7 @@ pub(crate) enum Operation {
     Style,
     MachinePage,
     Status,
+    Neighbours,
     Machines,
     Machine,
     Timeline,
@@ -73,7 +75,7 @@ const fn row(method: Method, path: &'static str, role: Role, operation: Operatio
 }
 
 /// The whole API.
-pub(crate) static ROUTES: [Route; 18] = {
+pub(crate) static ROUTES: [Route; 19] = {
     use Operation as Op;
     use Role::{Operator, Owner, Viewer};
     [
@@ -81,6 +83,7 @@ pub(crate) static ROUTES: [Route; 18] = {
         row(Method::GET, "/style.css", Viewer, Op::Style),
         row(Method::GET, "/machines/{}", Viewer, Op::MachinePage),
         row(Method::GET, "/v1/status", Viewer, Op::Status),
+        row(Method::GET, "/v1/neighbours", Viewer, Op::Neighbours),
         row(Method::GET, "/v1/machines", Viewer, Op::Machines),
         row(Method::GET, "/v1/machines/{}", Viewer, Op::Machine),
         row(
@@ -132,6 +135,8 @@ pub struct AdminService {
     pub metrics: Arc<Metrics>,
     /// Values of the `Host` header that mean us.
     pub hosts: Arc<Vec<String>>,
+    /// LLDP neighbours.
+    pub neighbours: Neighbours,
 }
 
 /// The `Host` values of an admin endpoint, with and without its port; lower case.

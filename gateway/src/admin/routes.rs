@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use gateway_core::identity::MachineId;
+use gateway_core::identity::{MachineId, UnixMillis};
 use gateway_core::reason::Reason;
 use gateway_core::view::MachineView;
+use hw::clock::Clock;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use serde::de::DeserializeOwned;
@@ -56,6 +57,10 @@ pub(super) async fn perform(
         Operation::Status => {
             let status = handle.status().await.map_err(busy)?;
             return Ok(http::json(StatusCode::OK, &status));
+        }
+        Operation::Neighbours => {
+            let list = service.neighbours.list(UnixMillis(Clock.now_ms()));
+            return Ok(http::json(StatusCode::OK, &list));
         }
         Operation::Machines => {
             let machines = handle.machines().await.map_err(busy)?;

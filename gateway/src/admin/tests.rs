@@ -149,6 +149,7 @@ async fn site() -> Site {
         handle,
         metrics: metrics.clone(),
         hosts: Arc::new(hosts(&management, address.port())),
+        neighbours: Neighbours::of_test(),
     };
     let cancel = CancellationToken::new();
     tokio::spawn(run(listener, config, service, cancel.clone()));
@@ -357,6 +358,15 @@ async fn lists_have_their_documented_shape() {
     let list: types::MachineList = serde_json::from_str(&text).expect("claims");
     assert_eq!(list.machines.len(), 1);
     assert_eq!(list.machines[0].state, "pending");
+    let (_, text) = site.ask("viewer", "GET", "/v1/neighbours", &[]).await;
+    let list: crate::neighbours::NeighbourList = serde_json::from_str(&text).expect("neighbours");
+    let [interface] = list.interfaces.as_slice() else {
+        panic!("{text}");
+    };
+    assert_eq!(interface.interface, "prov0");
+    let first = &interface.neighbours[0];
+    assert_eq!(first.port_id.value, "Ethernet1/7");
+    assert!(first.expires > first.last_heard);
     let (_, text) = site.ask("viewer", "GET", "/v1/ledger?from=9", &[]).await;
     assert_eq!(text, "{\"entries\":[],\"next\":9}\n");
     let (_, text) = site
@@ -440,6 +450,7 @@ async fn the_command_line_and_its_exit_codes() {
     }
     for args in [
         &["status"][..],
+        &["neighbours"],
         &["claims"],
         &["machine", "list"],
         &["machine", "show", "node-1"],

@@ -10,6 +10,7 @@ use super::{Desk, Exit, Failure, ImageCommand, MachineCommand, OneMachine, Outpu
 use crate::admin::types::{
     ApproveRequest, Done, FloorRequest, ImageList, MachineList, NoFields, Timeline, WithdrawRequest,
 };
+use crate::neighbours::NeighbourList;
 
 /// Digits of a report digest that a person compares at least: 64 bits cannot be ground out.
 const REPORT_DIGITS_MIN: usize = 16;
@@ -99,7 +100,9 @@ pub(super) fn claims(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
 
 /// `vestibule status`
 pub(super) fn status(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
-    let status: StatusView = Client::open(desk)?.get("/v1/status")?;
+    let client = Client::open(desk)?;
+    let status: StatusView = client.get("/v1/status")?;
+    let neighbours: NeighbourList = client.get("/v1/neighbours")?;
     out.print(&status, || {
         let mut text = format!(
             "appliance       {}\nseal            {}\nledger entries  {}\nleases          {}\nsessions        {}\n",
@@ -110,6 +113,9 @@ pub(super) fn status(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
         }
         for (code, count) in &status.refusals {
             let _ = writeln!(text, "refusals        {count} {code}");
+        }
+        for line in super::neighbours::lines(&neighbours) {
+            let _ = writeln!(text, "neighbour       {line}");
         }
         text
     });
@@ -241,7 +247,7 @@ fn segment(name: &str) -> Result<&str, Failure> {
 }
 
 /// Text a machine has claimed must not move the operator's cursor.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()

@@ -10,6 +10,7 @@ mod inspect;
 mod ledger;
 mod local;
 mod machine;
+mod neighbours;
 mod seal;
 
 use std::fmt;
@@ -206,6 +207,8 @@ pub enum Command {
     Store(StoreCommand),
     /// State of a running appliance.
     Status(Desk),
+    /// What LLDP says of the appliance's own cables.
+    Neighbours(Desk),
     /// Look into a capture file (pcap, pcapng): one JSON object for each frame.
     #[command(subcommand)]
     Inspect(InspectCommand),
@@ -500,6 +503,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Claims(desk) => machine::claims(&out, &desk),
         Command::Image(command) => machine::image(&out, command),
         Command::Status(desk) => machine::status(&out, &desk),
+        Command::Neighbours(desk) => neighbours::run(&out, &desk),
         Command::Inspect(command) => inspect::run(&command),
         Command::Ledger(command) => ledger::run(&out, command),
         Command::Store(StoreCommand::Check(args)) => {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use gateway_core::identity::UnixMillis;
 use gateway_core::view::StatusView;
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode, header};
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::handle::Handle;
 use crate::metrics::{self, Metrics};
+use crate::neighbours::{LldpInterface, Neighbours};
 use crate::shell::http::{self, Body};
 use crate::shell::listen::{self, Listener};
 
@@ -29,6 +31,8 @@ pub struct HealthService {
     pub metrics: Arc<Metrics>,
     /// Set once every listener is open; cleared when the daemon stops.
     pub ready: Arc<AtomicBool>,
+    /// LLDP neighbours.
+    pub neighbours: Neighbours,
 }
 
 /// Serves until `cancel`.
@@ -76,6 +80,7 @@ impl HealthService {
             "/metrics" => {
                 let mut out = self.metrics.render();
                 self.gauges(&mut out).await;
+                self.lldp(&mut out);
                 http::response(
                     StatusCode::OK,
                     "text/plain; version=0.0.4; charset=utf-8",
@@ -91,6 +96,26 @@ impl HealthService {
             .await
             .ok()?
             .ok()
+    }
+
+    /// Labelled by interface: a handful, named in the configuration.
+    fn lldp(&self, out: &mut String) {
+        let list = self.neighbours.list(UnixMillis(0));
+        let gauge = |out: &mut String, name, help, value: fn(&LldpInterface) -> u64| {
+            metrics::head(out, name, help, "gauge");
+            for interface in &list.interfaces {
+                let label = [("interface", interface.interface.as_str())];
+                metrics::line(out, name, &label, value(interface));
+            }
+        };
+        let name = "vestibule_lldp_neighbours";
+        gauge(out, name, "LLDP neighbours now.", |i| {
+            i.neighbours.len() as u64
+        });
+        let name = "vestibule_lldp_problem";
+        let help =
+            "1 when an interface is silent or cannot be used; vestibule neighbours says why.";
+        gauge(out, name, help, |i| u64::from(i.problem.is_some()));
     }
 
     async fn gauges(&self, out: &mut String) {

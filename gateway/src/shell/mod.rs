@@ -10,6 +10,7 @@ pub mod health;
 pub mod http;
 pub mod https_boot;
 pub mod listen;
+pub mod lldp;
 pub mod ra;
 pub mod seats;
 pub mod segment;

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::handle::{Handle, Request};
 use crate::metrics::{CONNECTIONS, Metrics};
+use crate::neighbours::Neighbours;
 use crate::shell::health::{self, HealthService};
 use crate::shell::listen::{HEALTH, Listener};
 use crate::testing::{driver, stopped_driver, text_of};
@@ -38,6 +39,7 @@ async fn serve(handle: Handle, ready: Arc<AtomicBool>) -> (String, CancellationT
         handle,
         metrics,
         ready,
+        neighbours: Neighbours::of_test(),
     };
     tokio::spawn(health::run(listener, service, cancel.clone()));
     (format!("http://{address}"), cancel)
@@ -73,6 +75,8 @@ async fn alive_ready_and_metrics() {
         "vestibule_ledger_entries 7",
         "vestibule_machines{state=\"pending\"} 3",
         "vestibule_seal_development 1",
+        "vestibule_lldp_neighbours{interface=\"prov0\"} 1",
+        "vestibule_lldp_problem{interface=\"prov0\"} 0",
     ] {
         assert!(
             text.lines().any(|l| l == line),
