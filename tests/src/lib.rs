@@ -14,6 +14,7 @@ pub mod event_log;
 pub mod exchange;
 pub mod forward;
 pub mod http;
+pub mod lldpd;
 pub mod lossy;
 pub mod netns;
 pub mod programs;

@@ -9,6 +9,7 @@ pub mod interop;
 pub mod ipv6;
 pub mod kill;
 pub mod ldevid;
+pub mod lldp;
 pub mod refusals;
 pub mod slow;
 pub mod starts;
@@ -103,6 +104,12 @@ pub const ALL: &[Scenario] = &[
         what: "1,000 and 1,400 slow TLS clients while one machine boots; its p99, and the daemon's memory",
         limit_secs: 300,
         run: slow::run,
+    },
+    Scenario {
+        name: "lldp",
+        what: "lldpd both ways: it shows us, we show it; ageing, good-byes, hosts, tags, a cut cable",
+        limit_secs: 240,
+        run: lldp::run,
     },
     Scenario {
         name: "walk",
