@@ -19,7 +19,7 @@ use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
 use crate::admission::registry::{Machine, Registry};
 use crate::admission::{Admission, HelloInput};
-use crate::appraisal::TimeTrust;
+use crate::appraisal::{RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
@@ -257,11 +257,16 @@ impl Gateway {
                 body,
             } => {
                 let mac = self.mac_of(peer);
+                let relay = match (peer, mac) {
+                    (IpAddr::V4(addr), Some(mac)) => self.relay_word(addr, mac),
+                    _ => None,
+                };
                 let ingress = "provisioning".to_owned();
                 let input = HelloInput {
                     conn,
                     peer,
                     mac,
+                    relay,
                     ingress,
                     session,
                     exporter,
@@ -695,6 +700,17 @@ impl Gateway {
         let v6 = self.dhcp6.iter().flat_map(dhcp6::Server::leases);
         let v6 = v6.filter(|lease| lease.state == dhcp6::LeaseState::Bound);
         (v4.count() + v6.count()) as u64
+    }
+
+    /// Option 82 beside the lease of `addr`, which `mac` holds.
+    fn relay_word(&self, addr: Ipv4Addr, mac: MacAddr) -> Option<RelayWord> {
+        let port = self.dhcp.port(addr)?;
+        let some = |id: &Vec<u8>| (!id.is_empty()).then(|| id.clone());
+        Some(RelayWord {
+            mac,
+            circuit_id: some(&port.circuit_id),
+            remote_id: some(&port.remote_id),
+        })
     }
 
     fn mac_of(&self, peer: IpAddr) -> Option<MacAddr> {

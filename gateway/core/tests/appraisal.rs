@@ -18,7 +18,7 @@ use attest_wire::v1::{
 use boot::catalog::{Artefact, Kind, Role};
 use gateway_core::appraisal::{
     Admission, Appraisal, Binding, CatalogEntry, DevIdRules, EkDirectory, EkRoots, EvidenceContext,
-    HelloContext, PossessionProven, QUOTED_PCRS, Refusal, TABLE, TimeTrust, Verified,
+    HelloContext, PossessionProven, QUOTED_PCRS, Refusal, RelayWord, TABLE, TimeTrust, Verified,
     appraise_evidence, appraise_hello, make_challenge,
 };
 use gateway_core::identity::{EkName, MacAddr, MachineId};
@@ -60,6 +60,7 @@ struct World {
     time: TimeTrust,
     devid: DevIdRules,
     catalog: Vec<CatalogEntry>,
+    relay: Option<RelayWord>,
 }
 
 fn pcr11() -> String {
@@ -111,6 +112,7 @@ impl World {
                 entry(Kind::Ipxe, "ipxe", 1, IPXE),
                 entry(Kind::Uki, "attester", 3, UKI),
             ],
+            relay: None,
         };
         world.bind("m-1");
         world
@@ -186,6 +188,7 @@ impl World {
             policy: &self.policy,
             bindings: &self.registry,
             catalog: &self.catalog,
+            relay: self.relay.as_ref(),
         }
     }
 }
@@ -1005,6 +1008,71 @@ mod port {
             world.node.lldp = frames;
             refused(world.run(), code);
         }
+    }
+
+    fn leased_behind(world: &mut World, circuit_id: &str) {
+        let mac = world.node.nics[0].mac.parse().unwrap();
+        world.relay = Some(RelayWord {
+            mac,
+            circuit_id: Some(circuit_id.into()),
+            remote_id: Some(b"sw1".to_vec()),
+        });
+    }
+
+    #[test]
+    fn attack_28_option_82_that_names_another_port_than_lldp_is_told() {
+        let mut world = World::new();
+        world.binding().port = Some("sw1/Ethernet1/1".into());
+        world.node.lldp = vec![report("sw1", "Eth1/1", 1000)];
+        leased_behind(&mut world, "Ethernet1/9");
+        let admission = admitted(world.run());
+        let [reason] = admission.reported.as_slice() else {
+            panic!("{:?}", admission.reported);
+        };
+        assert_eq!(reason.code, "port.option82");
+        assert!(reason.found.contains("circuit id Ethernet1/9"), "{reason}");
+        assert!(reason.expected.contains("sw1/Eth1/1"), "{reason}");
+        // The same without a declared port, and where the owner enforces the row.
+        world.binding().port = None;
+        assert_eq!(admitted(world.run()).reported[0].code, "port.option82");
+        enforced(&mut world);
+        refused(world.run(), "port.option82");
+        // Of a cable that the machine did not lease by, nothing follows.
+        world.relay.as_mut().unwrap().mac = "02:00:00:00:00:77".parse().unwrap();
+        let admission = admitted(world.run());
+        assert_eq!(admission.facts.port_witness, None);
+    }
+
+    #[test]
+    fn option_82_that_agrees_stands_in_the_receipt() {
+        let mut world = World::new();
+        enforced(&mut world);
+        world.node.lldp = vec![report("sw1", "Eth1/1", 1000)];
+        for (circuit, said) in [
+            ("sw1:Ethernet1/1:Vlan20", "names the same port"),
+            ("Vlan20", "names the same switch"),
+        ] {
+            leased_behind(&mut world, circuit);
+            let record = admitted(world.run()).record("measured", "c");
+            let port = record.port.unwrap();
+            assert!(port.starts_with("sw1/Eth1/1; option 82"), "{port}");
+            assert!(port.contains(said), "{port}");
+        }
+    }
+
+    #[test]
+    fn attack_27_a_host_that_names_itself_like_the_switch_is_no_switch() {
+        let mut world = World::new();
+        enforced(&mut world);
+        let mut host = report("sw1", "Eth1/1", 1000);
+        let mut frame = Frame::parse(&host.frame.0).unwrap();
+        frame.lldpdu.capabilities = Some(netstack::lldp::tlv::Capabilities {
+            supported: 0x9c,
+            enabled: 0x80,
+        });
+        host.frame = frame.encode().into();
+        world.node.lldp = vec![host];
+        refused(world.run(), "port.not_switch");
     }
 
     #[test]

@@ -105,6 +105,7 @@ fn appraise(node: &Node, catalog: &[CatalogEntry]) -> Appraisal {
         policy: &policy,
         bindings: &registry,
         catalog,
+        relay: None,
     };
     appraise_evidence(
         prepared.hello,
@@ -263,7 +264,7 @@ proptest! {
         let at = at.index(prepared.evidence.len());
         let before = std::mem::replace(&mut prepared.evidence[at], to);
         let catalog = catalog();
-        let context = EvidenceContext { policy: &policy, bindings: &registry, catalog: &catalog };
+        let context = EvidenceContext { policy: &policy, bindings: &registry, catalog: &catalog, relay: None };
         let evidence = prepared.evidence;
         let appraisal = appraise_evidence(prepared.hello, prepared.issued, &evidence, &context);
         if before == to {
@@ -314,6 +315,7 @@ fn appraisal_of_a_41_kb_log_is_cheap() {
         policy: &policy,
         bindings: &registry,
         catalog: &catalog,
+        relay: None,
     };
     let mut prepared: Vec<Prepared> = (0..50)
         .map(|_| prepare(&node, &registry, &policy))

@@ -394,3 +394,71 @@ fn a_machine_in_a_loop_is_issued_no_more_than_its_hourly_budget() {
     site.now.0 += gateway_core::limits::ISSUE_BUDGET_MS;
     assert_eq!(site.attempt(&node, 1_001, PEER).0, 200);
 }
+
+/// A DHCPREQUEST for `addr`, as a lease is granted or renewed, with option 82 or without.
+fn request(site: &mut Site, addr: Ipv4Addr, relay: Option<&[u8]>) {
+    let (addr, server) = (addr.octets(), support::site::SERVER.octets());
+    let mut options = vec![(50, &addr[..]), (54, &server[..])];
+    options.extend(relay.map(|relay| (82, relay)));
+    let ack = site.datagram(3, &options);
+    assert_eq!(ack.payload[16..20], addr);
+}
+
+/// Verdicts of the ledger: port, and codes of what was reported.
+fn ports(site: &Site) -> Vec<(String, Vec<String>)> {
+    site.disk
+        .ledger
+        .iter()
+        .filter_map(|(_, _, record)| match record {
+            Record::Verdict(verdict) => Some((
+                verdict.port.clone().unwrap_or_default(),
+                verdict.reasons.iter().map(|r| r.code.to_string()).collect(),
+            )),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn attack_28_option_82_of_the_lease_is_a_second_witness_also_after_a_restart() {
+    use netstack::lldp::{Frame, Id, Lldpdu};
+    let mut node = node();
+    let pdu = Lldpdu::new(Id::local("sw1"), Id::interface("Ethernet1/7"), 120);
+    let frame = Frame::announce(netstack::MacAddr([2, 0, 0, 0, 0, 1]), pdu).encode();
+    node.lldp.push(attest_wire::v1::LldpReport {
+        frame: frame.into(),
+        age_ms: 1_000,
+        nic: "eth0".into(),
+    });
+    let mut site = Site::with(declared("node-1", ek_names(&node)), Preset::Standard);
+    let addr = lease(&mut site);
+    site.attempt(&node, 1, addr);
+    request(&mut site, addr, Some(b"\x01\x06Eth1/9\x02\x03sw1"));
+    site.attempt(&node, 2, addr);
+    // The word is on disk with the lease, and a renewal past the relay does not take it back.
+    site.restart();
+    request(&mut site, addr, None);
+    site.restart();
+    site.attempt(&node, 3, addr);
+    request(&mut site, addr, Some(b"\x01\x06Eth1/7"));
+    site.attempt(&node, 4, addr);
+    let other = "sw1/Ethernet1/7; option 82 names another port (circuit id Eth1/9, remote id sw1)";
+    let same = "sw1/Ethernet1/7; option 82 names the same port (circuit id Eth1/7)";
+    let told = vec!["port.option82".to_owned()];
+    let seen: Vec<(String, Vec<String>)> = ports(&site)
+        .into_iter()
+        .map(|(port, codes)| {
+            let ours = codes.into_iter().filter(|c| c.starts_with("port."));
+            (port, ours.collect())
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("sw1/Ethernet1/7".to_owned(), vec![]),
+            (other.to_owned(), told.clone()),
+            (other.to_owned(), told),
+            (same.to_owned(), vec![]),
+        ]
+    );
+}

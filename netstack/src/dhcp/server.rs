@@ -165,6 +165,13 @@ impl Server {
             .or_else(|| self.sighted.holder(addr))
     }
 
+    /// The switch port that option 82 named beside the lease that is bound at `addr`.
+    pub fn port(&self, addr: Ipv4Addr) -> Option<&super::PortId> {
+        let lease = self.tables.iter().find_map(|table| table.lease(addr))?;
+        let bound = lease.state == LeaseState::Bound;
+        lease.port.as_ref().filter(|_| bound)
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -582,12 +589,15 @@ impl Server {
         let held = self.tables[scope].lease(addr);
         let renewed =
             held.is_some_and(|l| l.state == LeaseState::Bound && l.client == call.who.key);
+        // A renewal goes past the relay agent (RFC 2131 section 4.4.5): one without option 82 takes
+        // nothing back.
+        let known = held.filter(|_| renewed).and_then(|l| l.port.clone());
         let expires_ms = call.now_ms.saturating_add(u64::from(lease_secs) * 1000);
         let lease = Lease {
             addr,
             client: call.who.key.clone(),
             mac: call.who.mac,
-            port: call.who.port.clone(),
+            port: call.who.port.clone().or(known),
             state: LeaseState::Bound,
             expires_ms,
         };

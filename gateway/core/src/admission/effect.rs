@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::registry::Directory;
 use crate::appraisal::{
     Admission, Appraisal, CatalogEntry, DevIdRules, EkRoots, EvidenceContext, HelloContext,
-    HelloFacts, Issued, Refusal, TimeTrust, Verified, appraise_evidence, appraise_hello,
+    HelloFacts, Issued, Refusal, RelayWord, TimeTrust, Verified, appraise_evidence, appraise_hello,
     make_challenge,
 };
 use crate::identity::{ConnId, MachineId, UnixMillis};
@@ -155,6 +155,8 @@ pub enum Work {
         body: Vec<u8>,
         /// What it is judged by.
         rules: Rules,
+        /// Option 82 of the lease it speaks from.
+        relay: Option<RelayWord>,
     },
 }
 
@@ -260,11 +262,13 @@ impl Work {
                 issued,
                 body,
                 rules,
+                relay,
             } => {
                 let context = EvidenceContext {
                     policy: &rules.policy,
                     bindings: rules.directory.as_ref(),
                     catalog: &rules.catalog,
+                    relay: relay.as_ref(),
                 };
                 WorkDone::Evidence(
                     conn,

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::appraisal::{
     Admission as Proof, Appraisal, Assurance, Facts, HelloFacts, Issued, PossessionProven, Refusal,
-    TimeTrust, Verified,
+    RelayWord, TimeTrust, Verified,
 };
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
@@ -45,6 +45,8 @@ pub struct HelloInput {
     pub peer: IpAddr,
     /// Hardware address of the lease behind it, if any.
     pub mac: Option<MacAddr>,
+    /// Option 82 of that lease.
+    pub relay: Option<RelayWord>,
     /// Interface or relay it came by.
     pub ingress: String,
     /// Session id.
@@ -117,6 +119,7 @@ impl Admission {
         let session = Session {
             peer: input.peer,
             mac,
+            relay: input.relay,
             ingress: input.ingress.clone(),
             correlation: correlation.clone(),
             deadline: UnixMillis(now.0 + limits::SESSION_MS),
@@ -205,7 +208,9 @@ impl Admission {
             return;
         };
         let (hello, issued) = *judged;
+        let mut relay = None;
         if let Some(session) = self.sessions.get_mut(conn) {
+            relay = session.relay.take();
             let detail = format!("attempt {}", session.correlation);
             let (mac, machine) = (session.mac, session.machine.clone());
             self.mark(now, mac, machine, Step::Evidence, detail, out);
@@ -219,6 +224,7 @@ impl Admission {
             issued,
             body,
             rules,
+            relay,
         })));
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::appraisal::{CatalogEntry, HelloFacts, Issued, Verified};
+use crate::appraisal::{CatalogEntry, HelloFacts, Issued, RelayWord, Verified};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::limits;
 use crate::reason::Reason;
@@ -24,6 +24,8 @@ pub(super) struct Session {
     pub peer: IpAddr,
     /// Hardware address of the lease behind `peer`; all zero when there is none.
     pub mac: MacAddr,
+    /// Option 82 of that lease.
+    pub relay: Option<RelayWord>,
     /// Interface or relay.
     pub ingress: String,
     /// Finds this attempt in log, ledger and on the node's console.
@@ -125,6 +127,7 @@ mod tests {
         Session {
             peer: IpAddr::V4(Ipv4Addr::from_bits(peer)),
             mac: MacAddr([0; 6]),
+            relay: None,
             ingress: "prov".into(),
             correlation: String::new(),
             deadline: UnixMillis(deadline),

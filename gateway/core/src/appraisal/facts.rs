@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use super::ek::{Assurance, EkRoots, TimeTrust};
 use super::quirks::Quirk;
+use super::relay::RelayWord;
 use super::table::Check;
 use super::{Verified, shown};
 use crate::identity::{EkName, MacAddr, MachineId};
@@ -94,6 +95,8 @@ pub struct EvidenceContext<'a> {
     pub bindings: &'a dyn EkDirectory,
     /// Every image that may run on the way to the attester.
     pub catalog: &'a [CatalogEntry],
+    /// Option 82 of the lease that the machine speaks from.
+    pub relay: Option<&'a RelayWord>,
 }
 
 /// Row 3: whose keys these are.
@@ -200,6 +203,8 @@ pub struct Facts {
     pub image_role: Option<boot::catalog::Role>,
     /// Switch port heard of, `chassis/port`; unauthenticated.
     pub port: Option<String>,
+    /// What option 82 of the lease says to it; unauthenticated as well.
+    pub port_witness: Option<String>,
     /// `vendor-chain` or `bare-ek`.
     pub assurance: &'static str,
     /// `none` or `secret`, as the measured image said.
@@ -462,7 +467,10 @@ fn verdict(
         macs: facts.macs.clone(),
         counters: facts.counters,
         image_sha256: facts.image_sha256.clone(),
-        port: facts.port.clone(),
+        port: facts.port.as_ref().map(|port| match &facts.port_witness {
+            Some(witness) => format!("{port}; {witness}"),
+            None => port.clone(),
+        }),
         assurance: facts.assurance.into(),
         devid_auth: facts.devid_auth.into(),
         seal: seal.into(),

@@ -15,6 +15,7 @@ mod platform;
 mod port;
 pub mod quirks;
 mod quote;
+mod relay;
 mod signature;
 mod table;
 pub mod x509;
@@ -38,6 +39,7 @@ pub use facts::{
     Standing,
 };
 pub use quote::QUOTED_PCRS;
+pub use relay::RelayWord;
 pub use signature::verify_tpm_signature;
 pub use table::{Check, Row, TABLE};
 
@@ -438,6 +440,9 @@ fn appraise_surroundings(
     judge: &mut Judge,
 ) {
     facts.port = port::heard(&hello.hello);
+    let witness = port::witness(&hello.hello, ctx.relay);
+    facts.port_witness = witness.as_ref().map(|witness| witness.text.clone());
+    let disagreement = witness.and_then(|witness| witness.disagreement);
     let Standing::Bound(binding) = &hello.standing else {
         for check in [Check::Platform, Check::Port, Check::Freshness] {
             judge.skip(check, Mode::Report, "nothing is declared for a claim");
@@ -448,10 +453,24 @@ fn appraise_surroundings(
     judge.row(Check::Platform, modes.of(Check::Platform), platform);
     match &binding.port {
         Some(declared) => {
-            let result = port::appraise_port(&hello.hello, declared);
-            judge.row(Check::Port, modes.of(Check::Port), one(result));
+            let mut reasons: Vec<Reason> = disagreement.into_iter().collect();
+            if let Err(reason) = port::appraise_port(&hello.hello, declared) {
+                reasons.insert(0, reason);
+            }
+            let result = if reasons.is_empty() {
+                Ok(())
+            } else {
+                Err(reasons)
+            };
+            judge.row(Check::Port, modes.of(Check::Port), result);
         }
-        None => judge.skip(Check::Port, modes.of(Check::Port), "no port is declared"),
+        None => match disagreement {
+            // Nothing is declared that could be missed; that two witnesses contradict each other is told.
+            Some(reason) => {
+                judge.row::<()>(Check::Port, Mode::Report, Err(vec![reason]));
+            }
+            None => judge.skip(Check::Port, modes.of(Check::Port), "no port is declared"),
+        },
     }
     let fresh = platform::appraise_freshness(&quoted.clock, binding.counters);
     judge.row(Check::Freshness, modes.of(Check::Freshness), one(fresh));

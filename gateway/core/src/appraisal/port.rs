@@ -1,11 +1,13 @@
 //! Row 13: the switch port, as LLDP frames name it.
 //!
 //! LLDP authenticates nothing: the frames are the node's report of what it heard, believed as far
-//! as its measured image is. Says which port was named, and whether that is the declared one.
+//! as its measured image is. Says which port was named, whether that is the declared one, and what
+//! option 82 of the machine's lease says to it.
 
 use attest_wire::v1::Hello;
-use netstack::lldp::{Frame, compare, compare_port};
+use netstack::lldp::{Frame, Role, compare, compare_port};
 
+use super::relay::{Agreement, RelayWord};
 use super::shown;
 use crate::reason::Reason;
 
@@ -68,6 +70,52 @@ pub(super) fn heard(hello: &Hello) -> Option<String> {
     Some(newest.text())
 }
 
+/// What option 82 adds to the ports heard.
+pub(super) struct Witness {
+    /// For the record, after the port.
+    pub text: String,
+    /// `port.option82` when the two name different ports.
+    pub disagreement: Option<Reason>,
+}
+
+/// Compares option 82 of the machine's lease with what was heard on the interface of that lease.
+/// None without option 82 or without a fresh frame there: a machine with two cables may have leased by the other one.
+pub(super) fn witness(hello: &Hello, relay: Option<&RelayWord>) -> Option<Witness> {
+    let relay = relay?;
+    let (mut fresh, _) = neighbours(hello);
+    fresh.retain(|neighbour| {
+        let nic = hello.nics.iter().find(|nic| nic.name == neighbour.nic);
+        nic.is_some_and(|nic| nic.mac.parse() == Ok(relay.mac))
+    });
+    let best = fresh
+        .iter()
+        .map(|neighbour| (relay.compare(&neighbour.frame.lldpdu), neighbour))
+        .min_by_key(|(agreement, _)| match agreement {
+            Agreement::Port => 0,
+            Agreement::Chassis => 1,
+            Agreement::Other => 2,
+            Agreement::Nothing => 3,
+        });
+    let (agreement, neighbour) = best?;
+    let said = shown(&relay.text());
+    let text = match agreement {
+        Agreement::Port => format!("option 82 names the same port ({said})"),
+        Agreement::Chassis => format!("option 82 names the same switch ({said})"),
+        Agreement::Other => format!("option 82 names another port ({said})"),
+        Agreement::Nothing => format!("option 82 cannot be compared ({said})"),
+    };
+    let disagreement = (agreement == Agreement::Other).then(|| {
+        Reason::new(
+            "port.option82",
+            format!("option 82 that names {}, as LLDP does", neighbour.text()),
+            said,
+            "RFC 3046 section 2.0; both are unauthenticated",
+            "see where the cable is: it was moved since the lease, a relay counts otherwise, or somebody forges one of the two",
+        )
+    });
+    Some(Witness { text, disagreement })
+}
+
 /// Judges the port; `declared` may name several, separated by commas (LAG).
 pub(super) fn appraise_port(hello: &Hello, declared: &str) -> Result<(), Reason> {
     let fail = |code, found: String| {
@@ -94,6 +142,10 @@ pub(super) fn appraise_port(hello: &Hello, declared: &str) -> Result<(), Reason>
         let heard: Vec<String> = fresh.iter().map(Neighbour::text).collect();
         return Err(fail("port.mismatch", shown(&heard.join(", "))));
     };
+    if declared_one.frame.lldpdu.role() == Role::EndStation {
+        let found = format!("{}, which says it is a host", declared_one.text());
+        return Err(fail("port.not_switch", found));
+    }
     // A second voice on the same wire: a hub, or somebody who forges frames.
     let other = fresh.iter().find(|neighbour| {
         neighbour.nic == declared_one.nic && !declared.split(',').any(|port| neighbour.is(port))

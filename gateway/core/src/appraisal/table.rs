@@ -182,12 +182,14 @@ pub const TABLE: [Row; 14] = [
     Row {
         number: 13,
         check: Check::Port,
-        judged: "LLDP neighbour is the declared port, frame fresh; unauthenticated",
+        judged: "LLDP neighbour is the declared port, frame fresh, option 82 agrees; unauthenticated",
         codes: &[
             "port.unseen",
             "port.stale",
             "port.mismatch",
             "port.ambiguous",
+            "port.not_switch",
+            "port.option82",
         ],
     },
     Row {
