@@ -10,6 +10,7 @@
 pub mod admin;
 pub mod bench;
 pub mod dhcp_load;
+pub mod efi_disk;
 pub mod event_log;
 pub mod exchange;
 pub mod forward;

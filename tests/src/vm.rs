@@ -266,7 +266,8 @@ fn arguments(spec: &Spec<'_>, vars: &Path, tpm: &Path, tap: &str, monitor: &Path
     push(&["-smbios", &smbios, "-uuid", &uuid(spec.mac)]);
     if let Some((image, serial)) = spec.disk {
         let drive = format!("if=none,id=d0,format=raw,file={}", image.display());
-        let disk = format!("virtio-blk-pci,drive=d0,serial={serial}");
+        // Behind the NIC in the boot order, as machines are that ask the network first.
+        let disk = format!("virtio-blk-pci,drive=d0,serial={serial},bootindex=2");
         push(&["-drive", &drive, "-device", &disk]);
     }
     for part in spec.boot.switched_off() {

@@ -10,6 +10,7 @@ pub mod ipv6;
 pub mod kill;
 pub mod ldevid;
 pub mod lldp;
+pub mod local_disk;
 pub mod refusals;
 pub mod slow;
 pub mod starts;
@@ -140,6 +141,12 @@ pub const ALL: &[Scenario] = &[
         what: "the firmware refuses an unsigned iPXE, iPXE refuses an unsigned UKI",
         limit_secs: 420,
         run: firmware::unsigned,
+    },
+    Scenario {
+        name: "local-disk",
+        what: "a VM that boots PXE first: pending, refused and held say why and when; installed reaches its disk",
+        limit_secs: 900,
+        run: local_disk::run,
     },
     Scenario {
         name: "floor",

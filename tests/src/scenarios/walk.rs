@@ -1,5 +1,6 @@
 //! One real machine from DHCPDISCOVER to its LDevID, by PXE and by UEFI HTTP boot.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -33,6 +34,23 @@ pub struct Bench {
 /// # Errors
 /// It does not start.
 pub fn power_on(site: &Site, number: usize, boot: FirmwareBoot) -> Result<Bench> {
+    power_on_as(site, number, boot, None)
+}
+
+/// The same by PXE, with a disk behind the network in the boot order.
+///
+/// # Errors
+/// It does not start.
+pub fn power_on_with_disk(site: &Site, number: usize, disk: &Path) -> Result<Bench> {
+    power_on_as(site, number, FirmwareBoot::Pxe, Some(disk))
+}
+
+fn power_on_as(
+    site: &Site,
+    number: usize,
+    boot: FirmwareBoot,
+    disk: Option<&Path>,
+) -> Result<Bench> {
     let firmware = Firmware::prepare(site.run.dir(), &site.ca_dir().join("boot-ca.pem"))?;
     let name = format!("v{number}");
     let tpm = site.run.dir().join(format!("tpm-{name}"));
@@ -40,6 +58,7 @@ pub fn power_on(site: &Site, number: usize, boot: FirmwareBoot) -> Result<Bench>
         swtpm::provision(NODE_TEMPLATES + number - 1, &tpm)?;
     }
     let serial = format!("LAB-{number:04}");
+    let disk_serial = format!("DISK-{number:04}");
     let spec = Spec {
         name: &name,
         mac: mac(number),
@@ -49,7 +68,7 @@ pub fn power_on(site: &Site, number: usize, boot: FirmwareBoot) -> Result<Bench>
         tls_cas: Some(&firmware.tls_cas),
         tpm: &tpm,
         boot,
-        disk: None,
+        disk: disk.map(|disk| (disk, disk_serial.as_str())),
     };
     let started_ms = crate::vm::now_ms();
     let vm = Vm::start(&site.run, &site.segment, &spec)?;

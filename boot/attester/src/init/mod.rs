@@ -134,7 +134,11 @@ fn walk() -> Infallible {
                 retry_secs,
                 report_sha256,
             }) => {
-                say_pending(&facts, &code, &hint, &correlation, &report_sha256);
+                say_pending(&facts, &code, &hint, &report_sha256);
+                say(
+                    "appraise",
+                    &format!("correlation {correlation}, retry in {retry_secs} s"),
+                );
                 retry = RETRY_FIRST;
                 pause(answered_retry(retry_secs));
             }
@@ -202,7 +206,7 @@ fn needs_reset(error: &AttestError) -> bool {
     )
 }
 
-fn say_pending(facts: &Facts, code: &str, hint: &str, correlation: &str, report: &str) {
+fn say_pending(facts: &Facts, code: &str, hint: &str, report: &str) {
     say("appraise", &format!("PENDING: {code}. {hint}"));
     let platform = &facts.platform;
     say(
@@ -218,10 +222,7 @@ fn say_pending(facts: &Facts, code: &str, hint: &str, correlation: &str, report:
     say("appraise", &format!("report {report}"));
     say(
         "appraise",
-        &format!(
-            "compare serial and report with the claim on the gateway's admin page and approve it \
-             there, or: vestibule machine approve. Correlation {correlation}"
-        ),
+        "compare serial and report with the claim on the gateway's admin page, then: vestibule machine approve",
     );
 }
 

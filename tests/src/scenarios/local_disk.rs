@@ -1,0 +1,146 @@
+//! A machine whose firmware asks the network first: told to wait, told no, held, and, once installed,
+//! let through to its own disk, by iPXE's `exit` and without any boot file.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::walk::{Bench, power_on_with_disk, wait_claim};
+use crate::efi_disk;
+use crate::report::Report;
+use crate::site::{Options, Site};
+use crate::vm::SerialLine;
+
+/// Power-on to a line of the program that is started first, under emulation.
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// What an attempt may take beside the pause that was announced.
+const ATTEMPT_MS: u64 = 25_000;
+
+/// Runs the scenario.
+///
+/// # Errors
+/// The site cannot be made, or no VM comes so far.
+pub fn run(report: &Report) -> Result<()> {
+    let site = Site::start("local-disk", Options::default())?;
+    let outcome = steps(report, &site);
+    if outcome.is_err() || !report.failures().is_empty() {
+        report.note(format!("logs kept in {}", site.run.keep_logs().display()));
+    }
+    outcome
+}
+
+fn steps(report: &Report, site: &Site) -> Result<()> {
+    let disk = site.run.dir().join("v1.disk");
+    efi_disk::write(&disk)?;
+    let machine = refused_by_the_attester(report, site, &disk)?;
+    held_by_ipxe(report, site, &disk, &machine.0)?;
+    let mut bench = power_on_with_disk(site, 1, &disk)?;
+    let outcome = bench
+        .vm
+        .wait_for_any(&["iPXE 1", efi_disk::LINE], START_LIMIT);
+    report.check(
+        "installed: no boot file for the firmware, which goes on to the disk",
+        {
+            outcome.and_then(|(which, line)| {
+                ensure!(which == 1, "the network was booted: {}", line.text);
+                Ok(())
+            })
+        },
+    );
+    tell(report, &bench);
+    bench.vm.power_off();
+    Ok(())
+}
+
+/// A pending machine and one that runs an image below the floor: both are told why and when.
+fn refused_by_the_attester(
+    report: &Report,
+    site: &Site,
+    disk: &std::path::Path,
+) -> Result<gateway_core::identity::MachineId> {
+    let mut bench = power_on_with_disk(site, 1, disk)?;
+    let machine = wait_claim(site, &mut bench, 1)?;
+    report.check("pending: the reason on the console, again after 10 s", {
+        again(&mut bench, "PENDING:", "retry in 10 s", 10)
+    });
+    for args in [
+        &["image", "floor", "attester", "2"][..],
+        &["machine", "approve", &machine.0, "--compared", "console"],
+    ] {
+        let (status, out, err) = site.desk.vestibule(args)?;
+        if !status.success() {
+            bail!("{args:?}: {status}: {out}{err}");
+        }
+    }
+    report.check("refused: the reason on the console, again after 60 s", {
+        again(&mut bench, "NOT ADMITTED: boot.floor", "retry in 60 s", 60)
+    });
+    tell(report, &bench);
+    bench.vm.power_off();
+    Ok(machine)
+}
+
+/// Held for want of an image: iPXE says so and looks again; what it finds then is that the machine
+/// has been installed.
+fn held_by_ipxe(report: &Report, site: &Site, disk: &std::path::Path, machine: &str) -> Result<()> {
+    let mut bench = power_on_with_disk(site, 1, disk)?;
+    bench.vm.wait_for("[boot] held", START_LIMIT)?;
+    report.check("held: the reason on iPXE's console, again after 60 s", {
+        again(
+            &mut bench,
+            "why: no usable x86_64 attester",
+            "asking again in 60 s",
+            60,
+        )
+    });
+    let (status, out, err) = site.desk.vestibule(&["machine", "installed", machine])?;
+    ensure!(status.success(), "installed: {status}: {out}{err}");
+    bench.vm.wait_for(
+        "[boot] installed: booting the local disk",
+        Duration::from_secs(90),
+    )?;
+    let outcome = bench.vm.wait_for(efi_disk::LINE, Duration::from_secs(90));
+    report.check(
+        "installed: iPXE exits and the firmware goes on to the disk",
+        outcome.map(drop),
+    );
+    tell(report, &bench);
+    bench.vm.power_off();
+    Ok(())
+}
+
+/// The console says `why`, then `when`, and says `why` again after the announced pause.
+fn again(bench: &mut Bench, why: &str, when: &str, secs: u64) -> Result<()> {
+    let limit = Duration::from_secs(secs) + Duration::from_secs(60);
+    let said = |bench: &Bench| -> Vec<SerialLine> {
+        let lines = bench.vm.lines();
+        lines.into_iter().filter(|l| l.text.contains(why)).collect()
+    };
+    bench.vm.wait_for(why, limit)?;
+    bench.vm.wait_for(when, limit)?;
+    let deadline = std::time::Instant::now() + limit;
+    while said(bench).len() < 2 {
+        ensure!(
+            std::time::Instant::now() < deadline,
+            "{why:?} once within {} s",
+            limit.as_secs()
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let times: Vec<u64> = said(bench).iter().map(|line| line.at_ms).collect();
+    let [first, second, ..] = times.as_slice() else {
+        bail!("no second {why:?}");
+    };
+    let passed = second.checked_sub(*first).context("time went back")?;
+    let range = secs * 1_000..=secs * 1_000 + ATTEMPT_MS;
+    ensure!(range.contains(&passed), "again after {passed} ms");
+    Ok(())
+}
+
+fn tell(report: &Report, bench: &Bench) {
+    report.note(format!(
+        "{:.1} s and {:.1} CPU s of the VM",
+        bench.vm.uptime().as_secs_f64(),
+        bench.vm.cpu_secs()
+    ));
+}
