@@ -128,7 +128,7 @@ impl Wire {
                 check_at = Instant::now() + LINK_CHECK;
                 self.check(&mut socket);
             }
-            self.timers(&mut socket);
+            self.timers(&socket);
             let wake = check_at.min(self.wake());
             let broken = tokio::select! {
                 () = cancel.cancelled() => break,
@@ -283,7 +283,7 @@ impl Wire {
     }
 
     /// Lets the agent's time pass and does what it says.
-    fn timers(&mut self, socket: &mut Option<AsyncFd<LldpSocket>>) {
+    fn timers(&mut self, socket: &Option<AsyncFd<LldpSocket>>) {
         let now_ms = self.neighbours.now_ms();
         self.neighbours
             .port(self.index)

@@ -173,7 +173,7 @@ impl Agent {
 
     /// When [`Agent::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let announce = (self.announces()).then_some(self.next_ms);
+        let announce = self.announces().then_some(self.next_ms);
         [announce, self.table.poll_timeout(), self.silent_at()]
             .into_iter()
             .flatten()

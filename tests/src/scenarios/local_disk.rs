@@ -37,12 +37,12 @@ fn steps(report: &Report, site: &Site) -> Result<()> {
     let mut bench = power_on_with_disk(site, 1, &disk)?;
     let outcome = bench
         .vm
-        .wait_for_any(&["iPXE 1", efi_disk::LINE], START_LIMIT);
+        .wait_for_any(&[efi_disk::LINE, "iPXE 1", "NBP file"], START_LIMIT);
     report.check(
         "installed: no boot file for the firmware, which goes on to the disk",
         {
             outcome.and_then(|(which, line)| {
-                ensure!(which == 1, "the network was booted: {}", line.text);
+                ensure!(which == 0, "the network was booted: {}", line.text);
                 Ok(())
             })
         },
