@@ -50,7 +50,7 @@ pub struct LldpInterface {
 /// One neighbour. Everything in it is text of a stranger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NeighbourView {
-    /// `network-device`, `end-station` or `unsaid`, from its capabilities.
+    /// `network_device`, `end_station` or `unsaid`, from its capabilities.
     pub role: String,
     /// Ethernet source.
     pub source: String,
@@ -236,14 +236,14 @@ fn view(neighbour: &Neighbour, unix: impl Fn(u64) -> UnixMillis) -> NeighbourVie
 
 fn id(id: &Id) -> IdView {
     let subtype = match id.kind {
-        IdKind::ChassisComponent => "chassis-component",
-        IdKind::InterfaceAlias => "interface-alias",
-        IdKind::PortComponent => "port-component",
-        IdKind::Mac => "mac-address",
-        IdKind::NetworkAddress => "network-address",
-        IdKind::InterfaceName => "interface-name",
-        IdKind::AgentCircuit => "agent-circuit-id",
-        IdKind::Local => "local",
+        IdKind::ChassisComponent => "chassis_component",
+        IdKind::InterfaceAlias => "interface_alias",
+        IdKind::PortComponent => "port_component",
+        IdKind::Mac => "mac_address",
+        IdKind::NetworkAddress => "network_address",
+        IdKind::InterfaceName => "interface_name",
+        IdKind::AgentCircuit => "agent_circuit_id",
+        IdKind::Local => "locally_assigned",
         IdKind::Reserved(_) => "reserved",
     };
     IdView {
@@ -317,10 +317,10 @@ mod tests {
         let [neighbour] = view.neighbours.as_slice() else {
             panic!("{view:?}");
         };
-        assert_eq!(neighbour.role, "network-device");
-        assert_eq!(neighbour.chassis_id.subtype, "mac-address");
+        assert_eq!(neighbour.role, "network_device");
+        assert_eq!(neighbour.chassis_id.subtype, "mac_address");
         assert_eq!(neighbour.chassis_id.value, "02:00:00:00:00:01");
-        assert_eq!(neighbour.port_id.subtype, "interface-name");
+        assert_eq!(neighbour.port_id.subtype, "interface_name");
         assert_eq!(neighbour.port_id.value, "Ethernet1/7");
         assert_eq!(neighbour.capabilities_enabled, ["bridge"]);
         assert_eq!(neighbour.capabilities_supported, ["bridge", "router"]);

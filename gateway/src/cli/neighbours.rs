@@ -112,14 +112,14 @@ mod tests {
         show(&mut text, &list.interfaces[0]);
         for part in [
             "prov0: link up, announces, listens",
-            "leaf-1/Ethernet1/7 (network-device)",
-            "mac-address 02:00:00:00:00:01",
+            "leaf-1/Ethernet1/7 (network_device)",
+            "mac_address 02:00:00:00:00:01",
             "holds for    120 s",
             "a\u{fffd}[2Jb",
         ] {
             assert!(text.contains(part), "{part} is missing: {text}");
         }
-        assert_eq!(lines(&list), ["prov0: leaf-1/Ethernet1/7 (network-device)"]);
+        assert_eq!(lines(&list), ["prov0: leaf-1/Ethernet1/7 (network_device)"]);
     }
 
     #[test]

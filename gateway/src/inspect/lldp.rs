@@ -201,30 +201,9 @@ fn id_field(id: &Id, subtype: u8) -> IdField {
 }
 
 fn capabilities(found: Capabilities) -> CapabilitiesField {
-    // 802.1AB table 8-4, bit 0 first.
-    const NAMES: [&str; 11] = [
-        "other",
-        "repeater",
-        "bridge",
-        "wlan_access_point",
-        "router",
-        "telephone",
-        "docsis_cable_device",
-        "station_only",
-        "c_vlan_component",
-        "s_vlan_component",
-        "two_port_mac_relay",
-    ];
-    let names = |bits: u16| {
-        let set = NAMES
-            .iter()
-            .enumerate()
-            .filter(|(bit, _)| bits >> bit & 1 == 1);
-        set.map(|(_, name)| *name).collect()
-    };
     CapabilitiesField {
-        supported: names(found.supported),
-        enabled: names(found.enabled),
+        supported: Capabilities::names(found.supported),
+        enabled: Capabilities::names(found.enabled),
     }
 }
 

@@ -13,14 +13,14 @@ const NAMES: [&str; 11] = [
     "other",
     "repeater",
     "bridge",
-    "wlan-access-point",
+    "wlan_access_point",
     "router",
     "telephone",
-    "docsis-cable-device",
-    "station-only",
-    "c-vlan",
-    "s-vlan",
-    "two-port-mac-relay",
+    "docsis_cable_device",
+    "station_only",
+    "c_vlan_component",
+    "s_vlan_component",
+    "two_port_mac_relay",
 ];
 
 impl Capabilities {
@@ -59,8 +59,8 @@ impl Role {
     /// Stable word for records and the API.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::NetworkDevice => "network-device",
-            Self::EndStation => "end-station",
+            Self::NetworkDevice => "network_device",
+            Self::EndStation => "end_station",
             Self::Unsaid => "unsaid",
         }
     }
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn names_of_bits() {
         assert_eq!(Capabilities::names(0x14), ["bridge", "router"]);
-        assert_eq!(Capabilities::names(0x80), ["station-only"]);
+        assert_eq!(Capabilities::names(0x80), ["station_only"]);
         assert_eq!(Capabilities::names(0xf800), [""; 0]);
         assert_eq!(Capabilities::names(u16::MAX).len(), NAMES.len());
     }

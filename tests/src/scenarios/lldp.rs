@@ -204,10 +204,10 @@ fn fast_start(site: &Site) -> Result<()> {
 
 fn shows_lldpd(site: &Site) -> Result<()> {
     let there = named(site, "lab-lldpd")?;
-    ensure!(there.role == "network-device", "{there:?}");
-    ensure!(there.chassis_id.subtype == "mac-address", "{there:?}");
+    ensure!(there.role == "network_device", "{there:?}");
+    ensure!(there.chassis_id.subtype == "mac_address", "{there:?}");
     ensure!(
-        there.port_id.subtype == "interface-name" && there.port_id.value == PORT,
+        there.port_id.subtype == "interface_name" && there.port_id.value == PORT,
         "{there:?}"
     );
     ensure!(
@@ -248,7 +248,7 @@ fn shows_lldpd(site: &Site) -> Result<()> {
 fn command_line(site: &Site) -> Result<()> {
     for (args, wanted) in [
         (&["neighbours"][..], "a switch of the lab"),
-        (&["status"], "prov0: lab-lldpd/p-gw (network-device)"),
+        (&["status"], "prov0: lab-lldpd/p-gw (network_device)"),
     ] {
         let (status, out, err) = site.desk.vestibule(args)?;
         ensure!(status.success(), "{args:?}: {status}: {out}{err}");
@@ -291,9 +291,9 @@ fn several(site: &Site) -> Result<()> {
     wait("four neighbours", || {
         named(site, "lab-lldpd")?;
         for (name, role, vlan) in [
-            ("a-host", "end-station", None),
-            ("a-tagged-switch", "network-device", Some(100)),
-            ("a-priority-tagged-host", "end-station", Some(0)),
+            ("a-host", "end_station", None),
+            ("a-tagged-switch", "network_device", Some(100)),
+            ("a-priority-tagged-host", "end_station", Some(0)),
         ] {
             let there = named(site, name)?;
             ensure!(there.role == role && there.vlan == vlan, "{there:?}");
