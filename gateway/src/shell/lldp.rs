@@ -173,6 +173,10 @@ impl Wire {
             .handle_link(now_ms, up);
     }
 
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe, which this ring forbids; a LldpSocket owns its descriptor for as long as it lives and never replaces it"
+    )]
     fn open(&self) -> Result<Option<AsyncFd<LldpSocket>>, NicError> {
         let opened = LldpSocket::open(&self.iface)?;
         let announcement = self.announcement(&opened);

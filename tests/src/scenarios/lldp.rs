@@ -69,7 +69,7 @@ fn steps(report: &Report, site: &mut Site, lldpd: &mut Lldpd) -> Result<()> {
     report.check("the command line shows it", command_line(site));
     report.check(
         "a host, a tagged frame and a second switch are told apart",
-        { several(site) },
+        several(site),
     );
     report.check("a neighbour that falls silent ages", ages(site));
     report.check("unreadable frames are counted and harm nobody", {
