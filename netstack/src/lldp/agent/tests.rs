@@ -76,8 +76,8 @@ fn announces_fast_then_every_thirty_seconds_and_only_with_a_link() {
 fn a_new_neighbour_hears_of_us_soon_but_nobody_makes_us_flood() {
     let mut agent = agent(true, true);
     agent.handle_link(0, true);
+    assert_eq!(words(&mut agent), ["transmit"]);
     assert_eq!(sent_until(&mut agent, 10_000), [1_000, 2_000, 3_000]);
-    drain(&mut agent);
     agent
         .handle_frame(10_000, &frame("swp1", 120, "sw"))
         .unwrap();
@@ -164,6 +164,7 @@ fn silence_is_told_once_and_ends_with_the_first_frame() {
 fn who_does_not_listen_keeps_nobody_and_misses_nobody() {
     let mut agent = agent(false, true);
     agent.handle_link(0, true);
+    assert_eq!(words(&mut agent), ["transmit"]);
     assert_eq!(sent_until(&mut agent, 3_000).len(), 3);
     agent
         .handle_frame(4_000, &frame("swp1", 120, "sw"))
