@@ -86,13 +86,12 @@ fn a_bad_network_brings_the_file_whole_in_every_mode() {
             show(&format!("{ports:?}, window {window}, {counts:?}"), &outcome);
             outcome.check().unwrap();
             assert!(counts.lost > 0 && counts.repeated > 0 && counts.reordered > 0);
-            // Go-back-N sends again what was behind a lost block, and no more than that.
+            // Go-back-N sends again what was behind a lost or late block: a window for each piece
+            // of trouble, half the file for waits that ended early on a busy machine, no more.
             let needed = 4 * (contents.len() as u64 / 1428 + 1);
-            assert!(
-                outcome.packets < needed * 2,
-                "{} of {needed}",
-                outcome.packets
-            );
+            let trouble = counts.lost + counts.repeated + counts.reordered;
+            let most = needed + needed / 2 + trouble * u64::from(window);
+            assert!(outcome.packets < most, "{} of {needed}", outcome.packets);
         }
     }
 }
