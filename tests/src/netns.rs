@@ -16,6 +16,8 @@ use crate::run::{Run, output};
 
 /// The appliance on the provisioning side.
 pub const GATEWAY_ADDR: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
+/// Prefix of the appliance's network there, unless a scenario makes it another.
+pub const PREFIX: u8 = 24;
 /// The appliance on the management side.
 pub const MGMT_ADDR: Ipv4Addr = Ipv4Addr::new(10, 67, 0, 1);
 /// The administrator.
@@ -150,7 +152,8 @@ impl Segment {
             gw.name(),
         ])?;
         fab.ip(&["link", "set", "p-gw", "master", "prov", "up"])?;
-        gw.ip(&["addr", "add", &format!("{GATEWAY_ADDR}/24"), "dev", "prov0"])?;
+        let address = format!("{GATEWAY_ADDR}/{PREFIX}");
+        gw.ip(&["addr", "add", &address, "dev", "prov0"])?;
         gw.ip(&["link", "set", "prov0", "up"])?;
         mgmt.ip(&[
             "link",
@@ -178,6 +181,18 @@ impl Segment {
     pub fn with_ipv6(&self) -> Result<()> {
         let address = format!("{GATEWAY_ADDR6}/64");
         self.gw.ip(&["addr", "add", &address, "dev", "prov0"])
+    }
+
+    /// Makes the appliance's network on the segment another one than a /24.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn with_prefix(&self, prefix: u8) -> Result<()> {
+        let address = |prefix| format!("{GATEWAY_ADDR}/{prefix}");
+        self.gw
+            .ip(&["addr", "del", &address(PREFIX), "dev", "prov0"])?;
+        self.gw
+            .ip(&["addr", "add", &address(prefix), "dev", "prov0"])
     }
 
     /// A port with a machine's cable: its own namespace with `eth0` of that hardware address, up,

@@ -19,7 +19,7 @@ use gateway_core::record::JournalRecord;
 
 use crate::admin::Desk;
 use crate::event_log::Boot;
-use crate::netns::{GATEWAY_ADDR, GATEWAY_ADDR6, MGMT_ADDR, POOL, POOL6, Segment};
+use crate::netns::{GATEWAY_ADDR, GATEWAY_ADDR6, MGMT_ADDR, POOL, POOL6, PREFIX, Segment};
 use crate::programs;
 use crate::run::{Process, Run, attempt, cache_dir, cpu_secs, output};
 use crate::swtpm::{self, Swtpm, TCTI};
@@ -67,7 +67,7 @@ impl Default for Options {
             devid_auth: "none",
             devid_kind: "any",
             version: 1,
-            prefix: 24,
+            prefix: PREFIX,
             pool: POOL,
             ipv6: false,
             dhcp_mode: "server",
@@ -113,6 +113,9 @@ impl Site {
         let segment = Segment::create(&run)?;
         if options.ipv6 {
             segment.with_ipv6()?;
+        }
+        if options.prefix != PREFIX {
+            segment.with_prefix(options.prefix)?;
         }
         let tpm_dir = run.dir().join("tpm-gateway");
         swtpm::provision(GATEWAY_TEMPLATE, &tpm_dir)?;

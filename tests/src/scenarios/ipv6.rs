@@ -56,12 +56,15 @@ pub fn run(report: &Report) -> Result<()> {
     report.check("iPXE gets its script over HTTPS by the address", {
         script(&site, &firmware, &node)
     });
-    report.check("plain HTTP serves iPXE over IPv6", {
-        let url = format!(
-            "http://[{GATEWAY_ADDR6}]/boot/{}/{}",
-            ipxe.sha256, ipxe.file
-        );
-        fetch(&site, &node, &url, ipxe)
+    let path = format!("[{GATEWAY_ADDR6}]/boot/{}/{}", ipxe.sha256, ipxe.file);
+    report.check("HTTPS serves iPXE over IPv6", {
+        fetch(&site, &node, &format!("https://{path}"), ipxe)
+    });
+    report.check("plain HTTP refuses over IPv6 as it does over IPv4", {
+        match fetch(&site, &node, &format!("http://{path}"), ipxe) {
+            Ok(()) => Err(anyhow::anyhow!("plain HTTP served a file")),
+            Err(error) => refused(&format!("{error:#}")),
+        }
     });
     report.check("a lease survives kill -9 of the daemon", {
         restart(&mut site, &firmware)
@@ -285,6 +288,12 @@ fn class(arch: u16, text: &str) -> Vec<(u16, Vec<u8>)> {
 }
 
 /// Fetches `url` from the leased address and compares it with the artefact.
+/// curl names the status of a refusal.
+fn refused(said: &str) -> Result<()> {
+    ensure!(said.contains("403"), "{said}");
+    Ok(())
+}
+
 fn fetch(site: &Site, node: &Netns, url: &str, artefact: &Artefact) -> Result<()> {
     let out = site.run.dir().join("fetched-by-ipv6");
     let ca = site.ca_dir().join("boot-ca.pem");

@@ -365,9 +365,11 @@ fn flap(site: &Site, lldpd: &Lldpd) -> Result<()> {
     fab.ip(&["link", "set", PORT, "up"])?;
     wait("lldpd here again", || named(site, "lab-lldpd"))?;
     wait("us at lldpd again", || shows_us(site, lldpd))?;
-    let again = interface(site, "prov0")?.sent;
-    ensure!(again > sent, "{sent} sent before, {again} after");
-    Ok(())
+    wait("an announcement after the cut", || {
+        let again = interface(site, "prov0")?.sent;
+        ensure!(again > sent, "{sent} sent before, {again} after");
+        Ok(())
+    })
 }
 
 /// A second lldpd learns us, the daemon stops, and lldpd forgets us long before the 120 s are over.
