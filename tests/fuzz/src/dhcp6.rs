@@ -38,7 +38,12 @@ fn config() -> Config {
         start: addr(0x10),
         end: addr(0x13),
     };
-    Config::new(Duid::link_layer(MacAddr([2, 0, 0, 0, 0, 1])), addr(1), prefix, pool)
+    Config::new(
+        Duid::link_layer(MacAddr([2, 0, 0, 0, 0, 1])),
+        addr(1),
+        prefix,
+        pool,
+    )
 }
 
 /// A sequence: each step is a pause in seconds, a length of two octets, and a datagram of that
@@ -62,7 +67,11 @@ pub fn sequence(data: &[u8]) {
             assert!(refused.explain().code.starts_with("dhcp6."));
         }
         for change in &outcome.changes {
-            assert_ne!(change.lease.state, LeaseState::Offered, "offers stay in memory");
+            assert_ne!(
+                change.lease.state,
+                LeaseState::Offered,
+                "offers stay in memory"
+            );
             disk.insert(change.lease.addr, change.lease.clone());
         }
         if let Some(Event::Leased { addrs, .. }) = &outcome.event {
@@ -72,9 +81,15 @@ pub fn sequence(data: &[u8]) {
             }
         }
         if let Some(reply) = &outcome.reply {
-            assert!(reply.payload.len() <= PAYLOAD_MAX, "a reply that would fragment");
+            assert!(
+                reply.payload.len() <= PAYLOAD_MAX,
+                "a reply that would fragment"
+            );
             let read = Message::parse(&reply.payload).expect("our own reply");
-            assert!(matches!(read.msg_type, 2 | 7), "a reply is Advertise or Reply");
+            assert!(
+                matches!(read.msg_type, 2 | 7),
+                "a reply is Advertise or Reply"
+            );
             assert!(read.options.notes().is_empty(), "our own options are whole");
         }
         let live: Vec<Ipv6Addr> = server
@@ -85,7 +100,10 @@ pub fn sequence(data: &[u8]) {
         let unique: BTreeSet<_> = live.iter().collect();
         assert_eq!(unique.len(), live.len(), "one address, two leases");
         let pool = config().pool.expect("a pool");
-        assert!(live.iter().all(|a| pool.contains(*a)), "an address outside the pool");
+        assert!(
+            live.iter().all(|a| pool.contains(*a)),
+            "an address outside the pool"
+        );
     }
 }
 

@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use netstack::MacAddr;
 use netstack::arp::Arp;
 use netstack::dhcp::{
-    BootAnswer, BootFile, ClientInfo, Config, Event, Heard, Ingress, Lease, LeaseState,
-    Mode, Outcome, Pool, Reservation, ReservedFor, Scope, Server, Subnet, Watch,
+    BootAnswer, BootFile, ClientInfo, Config, Event, Heard, Ingress, Lease, LeaseState, Mode,
+    Outcome, Pool, Reservation, ReservedFor, Scope, Server, Subnet, Watch,
 };
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -206,7 +206,11 @@ impl Talk {
         let mut resting = 0;
         for lease in self.server.leases() {
             let last = lease.addr.octets()[3];
-            assert!((10..=17).contains(&last), "{} is no address of ours", lease.addr);
+            assert!(
+                (10..=17).contains(&last),
+                "{} is no address of ours",
+                lease.addr
+            );
             resting += usize::from(lease.state == LeaseState::Declined);
         }
         assert!(self.server.leases().count() <= 8);
@@ -271,7 +275,16 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for choice in 0..8u8 {
         let mut seed = vec![choice];
-        for step in [&lease[..], &decline, &conflict, &lease, &wait, &restart, &lease, &boot_port] {
+        for step in [
+            &lease[..],
+            &decline,
+            &conflict,
+            &lease,
+            &wait,
+            &restart,
+            &lease,
+            &boot_port,
+        ] {
             seed.extend_from_slice(step);
         }
         seeds.push(seed);
