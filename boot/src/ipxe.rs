@@ -77,7 +77,9 @@ fn provision(uki: &Artefact, policy: &BootPolicy, script_url: &str) -> Result<St
 fn local_disk() -> String {
     let mut script = head();
     say(&mut script, "[boot] installed: booting the local disk");
-    script.push_str("exit\n");
+    // An error, on purpose: EDK2 shows its boot menu when a boot option returns success, and goes on
+    // to the next one when it fails (UEFI section 3.1.7).
+    script.push_str("exit 1\n");
     script
 }
 

@@ -14,7 +14,7 @@ use crate::catalog::{Artefact, Catalog, Kind, Role};
 pub enum BootPlan {
     /// Boot our signed attester.
     Provision,
-    /// Boot what is installed: no boot file for the firmware, `exit` for iPXE.
+    /// Boot what is installed: no boot file for the firmware, `exit 1` for iPXE.
     LocalDisk,
     /// Do not boot now; the console says why and when it tries again.
     Hold {

@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use netstack::MacAddr;
 use netstack::arp::Arp;
 use netstack::dhcp::{
-    BootAnswer, BootFile, ClientInfo, Config, Event, Heard, Ingress, Lease, LeaseState, Mode,
-    Outcome, Pool, Reservation, ReservedFor, Scope, Server, Subnet, Watch,
+    BootAnswer, BootFile, ClientInfo, ClientKey, Config, Event, Heard, Ingress, Lease, LeaseState,
+    Mode, Outcome, Pool, Reservation, ReservedFor, Scope, Server, Subnet, Watch,
 };
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -194,7 +194,16 @@ impl Talk {
         let client = outcome.client.as_ref().expect("somebody asked");
         let lease = self.server.leases().find(|lease| lease.addr == addr);
         let lease = lease.expect("what is given is in the table");
-        assert_eq!(lease.mac, client.mac, "given to one, held by another");
+        // A client is its identifier; without one, its hardware address (RFC 2131 section 4.2). A
+        // reservation is its hardware address's whatever identifier it sends.
+        let key = match &client.client_id {
+            Some(id) => ClientKey::from_bytes(id.clone()),
+            None => ClientKey::from_hardware(1, client.mac),
+        };
+        assert!(
+            lease.client == key || lease.mac == client.mac,
+            "given to one, held by another: {lease:?}"
+        );
         assert!(lease.state.is_live());
         if let Some(state) = state {
             assert_eq!(lease.state, state);
