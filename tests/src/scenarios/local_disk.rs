@@ -13,6 +13,8 @@ use crate::vm::SerialLine;
 
 /// Power-on to a line of the program that is started first, under emulation.
 const START_LIMIT: Duration = Duration::from_secs(180);
+/// What every iPXE says.
+const IPXE: &str = "for the iPXE command line";
 /// What an attempt may take beside the pause that was announced.
 const ATTEMPT_MS: u64 = 25_000;
 
@@ -37,7 +39,7 @@ fn steps(report: &Report, site: &Site) -> Result<()> {
     let mut bench = power_on_with_disk(site, 1, &disk)?;
     let outcome = bench
         .vm
-        .wait_for_any(&[efi_disk::LINE, "iPXE 1", "NBP file"], START_LIMIT);
+        .wait_for_any(&[efi_disk::LINE, IPXE, "NBP file downloaded"], START_LIMIT);
     report.check(
         "installed: no boot file for the firmware, which goes on to the disk",
         {
