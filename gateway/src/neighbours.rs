@@ -1,7 +1,7 @@
 //! What LLDP knows, for status, API and metrics: plain data beside the core.
 //!
 //! Decides nothing: no admission rests on it. Who heard what is in `netstack::lldp::Agent`; the loop
-//! of `shell::lldp` keeps one [`Port`] per interface up to date, and everybody else looks.
+//! of `shell::lldp` keeps one `Port` per interface up to date, and everybody else looks.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -404,7 +404,15 @@ impl Site {
     /// # Errors
     /// The file cannot be read.
     pub fn journal(&self) -> Result<Vec<JournalRecord>> {
-        let path = self.state_dir().join(JOURNAL);
+        Self::journal_in(&self.state_dir())
+    }
+
+    /// The records of the journal in a state folder, in order.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn journal_in(state_dir: &Path) -> Result<Vec<JournalRecord>> {
+        let path = state_dir.join(JOURNAL);
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(records_in(&bytes))
     }

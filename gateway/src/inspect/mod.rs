@@ -3,7 +3,7 @@
 //! Pure: octets in, lines out. The reading is `netstack`'s, the same that the daemon does, so what an
 //! operator sees here is what the daemon made of the frame. Field names are stable and described in
 //! docs/INSPECT.md; a field is never renamed, a new one may appear. Each protocol is one file with
-//! one [`Inspect`].
+//! one `Inspect`.
 
 mod dhcp;
 mod dhcp6;
