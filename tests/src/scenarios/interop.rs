@@ -1,5 +1,7 @@
 //! Other people's clients against the daemon: each does on the wire what machines of the field do.
 
+mod tls;
+
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
@@ -68,11 +70,7 @@ pub fn run(report: &Report) -> Result<()> {
             &site.image_dir().join(&uki.file),
         )
     });
-    for (name, args, wanted) in TLS {
-        report.check(&format!("openssl {name}"), {
-            s_client(&node, &ca.to_string_lossy(), args, wanted)
-        });
-    }
+    tls::run(report, &node, &dir, &ca.to_string_lossy(), &url);
     Ok(())
 }
 
@@ -239,54 +237,5 @@ fn curl(
     let condition = format!("If-None-Match: {etag}");
     let status = ask(&["-o", "/dev/null", "-w", "%{http_code}", "-H", &condition])?;
     ensure!(status == "304", "If-None-Match: {status}");
-    Ok(())
-}
-
-/// What firmware of the field offers, and what must come back.
-const TLS: &[(&str, &[&str], &str)] = &[
-    (
-        "as OVMF of 2026: TLS 1.2, ECDHE-ECDSA, P-256",
-        &[
-            "-tls1_2",
-            "-cipher",
-            "ECDHE-ECDSA-AES256-GCM-SHA384",
-            "-curves",
-            "P-256",
-        ],
-        "Server public key is 256 bit",
-    ),
-    (
-        "as iPXE of 2025: TLS 1.2, ECDHE-RSA, PKCS1 signatures",
-        &[
-            "-tls1_2",
-            "-cipher",
-            "ECDHE-RSA-AES256-GCM-SHA384",
-            "-sigalgs",
-            "RSA+SHA256",
-            "-curves",
-            "P-256",
-        ],
-        "Server public key is 3072 bit",
-    ),
-    ("TLS 1.3", &["-tls1_3"], "TLSv1.3"),
-];
-
-fn s_client(node: &Netns, ca: &str, args: &[&str], wanted: &str) -> Result<()> {
-    let to = format!("{GATEWAY_ADDR}:443");
-    let mut words = vec![
-        "s_client",
-        "-connect",
-        &to,
-        "-CAfile",
-        ca,
-        "-verify_return_error",
-        "-verify_ip",
-        "10.66.0.1",
-        "-no_ign_eof",
-    ];
-    words.extend_from_slice(args);
-    let (status, out, err) = attempt(node.command("openssl").args(&words), LIMIT)?;
-    ensure!(status.success(), "{err}");
-    ensure!(out.contains(wanted), "no {wanted:?} in\n{out}");
     Ok(())
 }

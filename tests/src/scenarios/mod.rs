@@ -78,7 +78,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "interop",
-        what: "udhcpc, dhclient, tftp-hpa, atftp, busybox, curl and openssl against the daemon",
+        what: "udhcpc, dhclient, tftp-hpa, atftp, busybox, curl, openssl and gnutls against the daemon",
         limit_secs: 240,
         run: interop::run,
     },

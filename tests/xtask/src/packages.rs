@@ -74,6 +74,7 @@ const PACKAGES: &[(&str, Need, &str)] = &[
         "trust for the package mirrors when they are HTTPS",
     ),
     ("curl", Need::Test, "peer for the HTTPS and TFTP responders"),
+    ("gnutls-bin", Need::Test, "a third TLS stack"),
     ("tftp-hpa", Need::Test, "peer for the TFTP server"),
     (
         "atftp",
