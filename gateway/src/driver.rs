@@ -330,6 +330,7 @@ impl Driver {
         let mut perform = Vec::new();
         // Replies that tell of a lease: the committer's thread sends them, one wake-up earlier.
         let mut leased = Vec::new();
+        let lines = telemetry::hold();
         while let Some(effect) = self.gateway.poll_effect() {
             match effect {
                 Effect::Record { seq, at, record } => {
@@ -363,6 +364,7 @@ impl Driver {
                 | Effect::RefusedQuietly { .. }) => perform.push(Perform::Effect(Box::new(effect))),
             }
         }
+        drop(lines);
         perform.extend(answers);
         let nothing_to_write = batch.ledger.is_empty() && batch.journal.is_empty();
         if nothing_to_write {

@@ -164,10 +164,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     }
     let signer = appliance.ca.receipt_signer()?;
     let issuer = Arc::new(Issuer::new(appliance.device, signer));
+    let probe_wait = Duration::from_millis(config.provisioning.conflict_probe_ms.into());
     let performer = Performer::new(
         dhcp.sender(Arc::clone(&metrics)),
         v6.as_ref().map(|v6| v6.sender(Arc::clone(&metrics))),
-        segment.sender(dhcp.raw(), Arc::clone(&metrics)),
+        segment.sender(dhcp.raw(), probe_wait, Arc::clone(&metrics)),
         issuer,
         appliance.store.ledger(),
         Arc::clone(&metrics),

@@ -6,7 +6,8 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gateway_core::reason::Reason;
 use gateway_core::record::{Mark, Record};
@@ -39,14 +40,68 @@ pub fn init(log: &Log) -> Result<(), TelemetryError> {
     let filter = EnvFilter::try_new(format!("tss_esapi=off,{}", log.filter))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+        .with_writer(|| Lines);
     match log.format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
-        LogFormat::Text => builder
-            .with_ansi(std::io::stderr().is_terminal())
-            .try_init(),
+        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
     }
     .map_err(TelemetryError::Installed)
+}
+
+/// Lines that wait for the end of a [`Hold`], for the whole process like the subscriber itself.
+struct Held {
+    holds: usize,
+    bytes: Vec<u8>,
+}
+
+static HELD: Mutex<Held> = Mutex::new(Held {
+    holds: 0,
+    bytes: Vec::new(),
+});
+
+fn held() -> MutexGuard<'static, Held> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps lines together until it is dropped, then writes them at once: a storm's batch has hundreds,
+/// and each would be a call of the kernel of its own. Holds are for moments: no line is shown meanwhile.
+#[must_use]
+pub(crate) struct Hold(());
+
+/// Begins a [`Hold`].
+pub(crate) fn hold() -> Hold {
+    held().holds += 1;
+    Hold(())
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut held = held();
+        held.holds -= 1;
+        if held.holds == 0 && !held.bytes.is_empty() {
+            // A log that cannot be written must not stop the gateway.
+            let _ = io::stderr().write_all(&held.bytes);
+            held.bytes.clear();
+        }
+    }
+}
+
+/// Standard error, or what is held for it.
+struct Lines;
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut held = held();
+        if held.holds == 0 {
+            return io::stderr().write(bytes);
+        }
+        held.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// An error and its causes on one line, outermost first.
@@ -66,6 +121,10 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 
 /// Text from outside, fit for one log field: control characters escaped, length bounded.
 pub fn redact(text: &str) -> String {
+    // Nearly every text is short and plain.
+    if text.len() <= OUTSIDE_MAX_CHARS && !text.contains(char::is_control) {
+        return text.to_owned();
+    }
     let mut out = String::new();
     for (index, c) in text.chars().enumerate() {
         if index == OUTSIDE_MAX_CHARS {
@@ -228,6 +287,17 @@ mod tests {
         ] {
             assert_eq!(events[1][field], value, "{text}");
         }
+    }
+
+    #[test]
+    fn lines_are_held_to_the_end_of_the_outermost_hold() {
+        let outer = hold();
+        let inner = hold();
+        Lines.write_all(b"first\n").unwrap();
+        drop(inner);
+        assert!(super::held().bytes.ends_with(b"first\n"));
+        drop(outer);
+        assert!(!super::held().bytes.ends_with(b"first\n"));
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl Default for Options {
             pool: POOL,
             ipv6: false,
             dhcp_mode: "server",
-            conflict_probe_ms: 200,
+            conflict_probe_ms: 40,
             rogue_probe_secs: 600,
         }
     }

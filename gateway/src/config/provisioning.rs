@@ -105,7 +105,7 @@ pub(super) fn read_provisioning(section: &Section<'_, '_>) -> Option<Provisionin
         pool,
         lease_secs: u32::try_from(lease).ok()?,
         boot_lease_secs: u32::try_from(boot_lease).ok()?,
-        conflict_probe_ms: u16::try_from(conflict_probe.unwrap_or(200)).ok()?,
+        conflict_probe_ms: u16::try_from(conflict_probe.unwrap_or(40)).ok()?,
         rogue_probe_secs: u32::try_from(rogue_probe.unwrap_or(600)).ok()?,
         guard,
         router,

@@ -21,6 +21,8 @@ const DATAGRAM_LEN_MAX: usize = 9_216;
 /// Datagrams that may wait in the socket: a thousand machines switched on at once, whose DISCOVERs the
 /// kernel counts with 1280 bytes each.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// Datagrams taken from one socket before the other is looked at.
+const RECEIVE_MAX: usize = 64;
 /// Pause after a failed receive, so that a broken socket does not spin.
 const RECEIVE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -107,34 +109,50 @@ impl DhcpSocket {
     /// asks again.
     pub async fn run(self, handle: Handle, metrics: Arc<Metrics>, cancel: CancellationToken) {
         let mut buffer = vec![0; DATAGRAM_LEN_MAX];
-        let mut boot_buffer = vec![0; DATAGRAM_LEN_MAX];
         loop {
-            let (received, boot_port) = tokio::select! {
+            let (ready, boot_port) = tokio::select! {
                 () = cancel.cancelled() => return,
-                received = self.udp.recv_from(&mut buffer) => (received, false),
-                received = self.boot.recv_from(&mut boot_buffer) => (received, true),
+                ready = self.udp.readable() => (ready, false),
+                ready = self.boot.readable() => (ready, true),
             };
-            let (len, source) = match received {
+            let taken = ready.and_then(|()| self.take(boot_port, &mut buffer, &handle, &metrics));
+            if let Err(error) = taken {
+                tracing::warn!(%error, iface = self.iface, "dhcp receive failed");
+                tokio::time::sleep(RECEIVE_PAUSE).await;
+            }
+        }
+    }
+
+    /// Takes what waits in a socket: a storm's datagrams are handled together, not a wake-up each.
+    fn take(
+        &self,
+        boot_port: bool,
+        buffer: &mut [u8],
+        handle: &Handle,
+        metrics: &Metrics,
+    ) -> io::Result<()> {
+        let socket = if boot_port { &self.boot } else { &self.udp };
+        for _ in 0..RECEIVE_MAX {
+            let (len, source) = match socket.try_recv_from(buffer) {
                 Ok((len, SocketAddr::V4(source))) => (len, source),
                 Ok((_, SocketAddr::V6(_))) => continue,
-                Err(error) => {
-                    tracing::warn!(%error, iface = self.iface, "dhcp receive failed");
-                    tokio::time::sleep(RECEIVE_PAUSE).await;
-                    continue;
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
             };
             let ingress = Ingress {
                 server_addr: *self.server.ip(),
                 source,
                 iface: self.iface.clone(),
             };
+            let datagram = buffer[..len].to_vec();
             let taken = if boot_port {
-                handle.boot_request(boot_buffer[..len].to_vec(), ingress)
+                handle.boot_request(datagram, ingress)
             } else {
-                handle.datagram(buffer[..len].to_vec(), ingress)
+                handle.datagram(datagram, ingress)
             };
             metrics.count(DHCP, if taken { "received" } else { "dropped" });
         }
+        Ok(())
     }
 }
 

@@ -22,8 +22,6 @@ use crate::telemetry;
 
 /// An ARP packet still counts this long after the probe: the address may be offered and not taken.
 const LISTEN: Duration = Duration::from_secs(2);
-/// The second probe of an address: a host that was asleep for the first hears this one.
-const SECOND_PROBE: Duration = Duration::from_millis(60);
 /// How long a thread waits before it looks whether the daemon ends.
 const POLL: Duration = Duration::from_millis(300);
 /// Pause after a failed receive, so that an interface that is down does not spin.
@@ -48,6 +46,7 @@ pub struct SegmentSender {
     arp: Arc<FrameSocket>,
     raw: Arc<RawUdp>,
     probed: Probed,
+    second: Duration,
     metrics: Arc<Metrics>,
 }
 
@@ -65,12 +64,14 @@ impl Segment {
         })
     }
 
-    /// The asking side; `raw` sends as UDP.
-    pub fn sender(&self, raw: Arc<RawUdp>, metrics: Arc<Metrics>) -> SegmentSender {
+    /// The asking side; `raw` sends as UDP. An answer to a probe is waited for during `wait`; half way
+    /// the address is probed again, for a host that was asleep.
+    pub fn sender(&self, raw: Arc<RawUdp>, wait: Duration, metrics: Arc<Metrics>) -> SegmentSender {
         SegmentSender {
             arp: Arc::clone(&self.arp),
             raw,
             probed: Arc::clone(&self.probed),
+            second: wait / 2,
             metrics,
         }
     }
@@ -172,7 +173,7 @@ impl SegmentSender {
         self.ask(addr);
         let again = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(SECOND_PROBE).await;
+            tokio::time::sleep(again.second).await;
             again.ask(addr);
         });
     }

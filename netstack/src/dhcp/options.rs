@@ -4,8 +4,8 @@
 //! a note for every option it could not read instead of failing the packet. Values stay bytes;
 //! typed getters note a bad length and then behave as if the option were absent.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::ops::Range;
 
 /// Option codes this server reads or writes (RFC 2132 unless named otherwise).
 pub(crate) mod code {
@@ -33,6 +33,9 @@ pub(crate) mod code {
     /// iPXE's encapsulated options.
     pub const IPXE: u8 = 175;
 }
+
+/// Options that a firmware's request has; more make the list grow.
+const OPTIONS_USUAL: usize = 16;
 
 /// An option (or field) that could not be read and was left out. The packet is still answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,71 +73,51 @@ pub enum NoteKind {
     BadValue,
 }
 
-/// All options of one message, joined by code.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// All options of one message, joined by code. One buffer holds all values: in a storm an allocation
+/// for each option would cost more than reading it.
+#[derive(Debug, Clone, Default)]
 pub struct Options {
-    by_code: BTreeMap<u8, Vec<u8>>,
+    /// Where each option's value is, in code order.
+    index: Vec<(u8, Range<usize>)>,
+    values: Vec<u8>,
     notes: Vec<OptionNote>,
 }
 
-impl Options {
-    /// Walks `options` (what follows the magic cookie), then, as option 52 says, `file` and
-    /// `sname` in that order (RFC 2131 section 4.1). Never fails: what cannot be read is a note.
-    pub fn parse(options: &[u8], file: &[u8], sname: &[u8]) -> Self {
-        let mut parsed = Self::default();
-        if !parsed.walk(options) {
-            parsed.note(255, NoteKind::NoEnd);
-        }
-        // Read before the second pass, so that a 52 inside `file` cannot send the walk round again.
-        match parsed.fixed::<1>(code::OVERLOAD) {
-            None => {}
-            Some([1]) => parsed.walk_overloaded(file),
-            Some([2]) => parsed.walk_overloaded(sname),
-            Some([3]) => {
-                parsed.walk_overloaded(file);
-                parsed.walk_overloaded(sname);
-            }
-            Some(_) => parsed.note(code::OVERLOAD, NoteKind::BadOverload),
-        }
-        parsed
+impl PartialEq for Options {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter()) && self.notes == other.notes
     }
+}
 
-    fn walk_overloaded(&mut self, field: &[u8]) {
-        let overload = self.by_code.get(&code::OVERLOAD).cloned();
-        self.walk(field);
-        if self.by_code.get(&code::OVERLOAD) != overload.as_ref() {
-            self.note(code::OVERLOAD, NoteKind::BadOverload);
-            if let Some(value) = overload {
-                self.by_code.insert(code::OVERLOAD, value);
-            }
-        }
-    }
+impl Eq for Options {}
 
+/// The option instances of one message as they come, before they are joined.
+struct Pieces<'a> {
+    found: Vec<(u8, &'a [u8])>,
+    notes: Vec<OptionNote>,
+}
+
+impl<'a> Pieces<'a> {
     /// Reads one field; whether END was met.
-    fn walk(&mut self, mut field: &[u8]) -> bool {
+    fn walk(&mut self, mut field: &'a [u8]) -> bool {
         while let Some((&code, rest)) = field.split_first() {
             match code {
                 0 => field = rest,
                 255 => return true,
                 _ => {
                     let Some((&len, rest)) = rest.split_first() else {
-                        self.note(code, NoteKind::NoLength);
+                        note(&mut self.notes, code, NoteKind::NoLength);
                         return false;
                     };
                     let Some((value, rest)) = rest.split_at_checked(usize::from(len)) else {
-                        self.note(
-                            code,
-                            NoteKind::Truncated {
-                                announced: len,
-                                left: rest.len(),
-                            },
-                        );
+                        let truncated = NoteKind::Truncated {
+                            announced: len,
+                            left: rest.len(),
+                        };
+                        note(&mut self.notes, code, truncated);
                         return false;
                     };
-                    self.by_code
-                        .entry(code)
-                        .or_default()
-                        .extend_from_slice(value);
+                    self.found.push((code, value));
                     field = rest;
                 }
             }
@@ -142,43 +125,130 @@ impl Options {
         false
     }
 
+    /// Reads an overloaded field. A 52 in it counts for nothing.
+    fn walk_overloaded(&mut self, field: &'a [u8]) {
+        let before = self.found.len();
+        self.walk(field);
+        let mut again = false;
+        let mut at = 0;
+        self.found.retain(|(code, value)| {
+            let overload = at >= before && *code == code::OVERLOAD;
+            again |= overload && !value.is_empty();
+            at += 1;
+            !overload
+        });
+        if again {
+            note(&mut self.notes, code::OVERLOAD, NoteKind::BadOverload);
+        }
+    }
+
+    /// Joins instances of one code in the order they came (RFC 3396).
+    fn join(mut self) -> Options {
+        self.found.sort_by_key(|(code, _)| *code);
+        let mut index: Vec<(u8, Range<usize>)> = Vec::with_capacity(self.found.len());
+        let len = self.found.iter().map(|(_, value)| value.len()).sum();
+        let mut values = Vec::with_capacity(len);
+        for (code, value) in self.found {
+            let start = values.len();
+            values.extend_from_slice(value);
+            match index.last_mut() {
+                Some((last, range)) if *last == code => range.end = values.len(),
+                _ => index.push((code, start..values.len())),
+            }
+        }
+        Options {
+            index,
+            values,
+            notes: self.notes,
+        }
+    }
+}
+
+/// The first `N` octets of a value that should have `N`, and what is wrong with it.
+fn fixed<const N: usize>(value: &[u8]) -> (Option<[u8; N]>, Option<NoteKind>) {
+    let len = value.len();
+    match value.first_chunk::<N>().copied() {
+        Some(first) if len == N => (Some(first), None),
+        Some(first) if len.is_multiple_of(N) => (Some(first), Some(NoteKind::Repeated)),
+        _ => (None, Some(NoteKind::BadLength { len })),
+    }
+}
+
+/// Adds a note, once per code and kind; bounded by the number of codes.
+fn note(notes: &mut Vec<OptionNote>, code: u8, kind: NoteKind) {
+    let note = OptionNote { code, kind };
+    if !notes.contains(&note) {
+        notes.push(note);
+    }
+}
+
+impl Options {
+    /// Walks `options` (what follows the magic cookie), then, as option 52 says, `file` and
+    /// `sname` in that order (RFC 2131 section 4.1). Never fails: what cannot be read is a note.
+    pub fn parse(options: &[u8], file: &[u8], sname: &[u8]) -> Self {
+        let mut pieces = Pieces {
+            found: Vec::with_capacity(OPTIONS_USUAL),
+            notes: Vec::new(),
+        };
+        if !pieces.walk(options) {
+            note(&mut pieces.notes, 255, NoteKind::NoEnd);
+        }
+        // Read before the second pass, so that a 52 inside `file` cannot send the walk round again.
+        let overloads = || pieces.found.iter().filter(|(c, _)| *c == code::OVERLOAD);
+        if overloads().next().is_some() {
+            let overload: Vec<u8> = overloads().flat_map(|(_, value)| *value).copied().collect();
+            let (value, wrong) = fixed::<1>(&overload);
+            if let Some(kind) = wrong {
+                note(&mut pieces.notes, code::OVERLOAD, kind);
+            }
+            match value {
+                None => {}
+                Some([1]) => pieces.walk_overloaded(file),
+                Some([2]) => pieces.walk_overloaded(sname),
+                Some([3]) => {
+                    pieces.walk_overloaded(file);
+                    pieces.walk_overloaded(sname);
+                }
+                Some(_) => note(&mut pieces.notes, code::OVERLOAD, NoteKind::BadOverload),
+            }
+        }
+        pieces.join()
+    }
+
+    fn at(&self, code: u8) -> Option<usize> {
+        let found = self.index.binary_search_by_key(&code, |(code, _)| *code);
+        found.ok()
+    }
+
     /// Whether the option is present, empty or not.
     pub fn contains(&self, code: u8) -> bool {
-        self.by_code.contains_key(&code)
+        self.at(code).is_some()
     }
 
     /// The joined value.
     pub fn get(&self, code: u8) -> Option<&[u8]> {
-        self.by_code.get(&code).map(Vec::as_slice)
+        let (_, range) = &self.index[self.at(code)?];
+        Some(&self.values[range.clone()])
     }
 
     /// The joined value when it is not empty; an empty one is noted.
     pub fn non_empty(&mut self, code: u8) -> Option<Vec<u8>> {
-        let value = self.by_code.get(&code)?.clone();
+        let value = self.get(code)?;
         if value.is_empty() {
             self.note(code, NoteKind::BadLength { len: 0 });
             return None;
         }
-        Some(value)
+        Some(value.to_vec())
     }
 
     /// A value of exactly `N` octets. A repeated fixed-size option, which RFC 3396 would join,
     /// counts once; any other length is noted and reads as absent.
     pub fn fixed<const N: usize>(&mut self, code: u8) -> Option<[u8; N]> {
-        let value = self.by_code.get(&code)?;
-        let len = value.len();
-        let first = value.first_chunk::<N>().copied();
-        match first {
-            Some(first) if len == N => Some(first),
-            Some(first) if len.is_multiple_of(N) => {
-                self.note(code, NoteKind::Repeated);
-                Some(first)
-            }
-            _ => {
-                self.note(code, NoteKind::BadLength { len });
-                None
-            }
+        let (value, wrong) = fixed(self.get(code)?);
+        if let Some(kind) = wrong {
+            self.note(code, kind);
         }
+        value
     }
 
     /// An IPv4 address.
@@ -198,9 +268,9 @@ impl Options {
 
     /// All options in code order.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &[u8])> {
-        self.by_code
+        self.index
             .iter()
-            .map(|(code, value)| (*code, value.as_slice()))
+            .map(|(code, range)| (*code, &self.values[range.clone()]))
     }
 
     /// What could not be read so far.
@@ -208,12 +278,8 @@ impl Options {
         &self.notes
     }
 
-    /// Adds a note, once per code and kind; bounded by the number of codes.
     pub(crate) fn note(&mut self, code: u8, kind: NoteKind) {
-        let note = OptionNote { code, kind };
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
-        }
+        note(&mut self.notes, code, kind);
     }
 }
 

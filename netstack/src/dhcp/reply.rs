@@ -167,7 +167,9 @@ pub(crate) fn build(
         }
     }
     let mut payload = Vec::with_capacity(512);
-    encode(&header, &mut payload)?;
+    header
+        .encode(&mut Encoder::new(&mut payload))
+        .map_err(|_| Refused::ReplyTooLong { max: len_max })?;
 
     let message_len = client
         .max_message_len
@@ -372,44 +374,48 @@ fn append_options(
     items: Vec<Item>,
     len_max: usize,
 ) -> Result<(), Refused> {
+    let mut scratch = Vec::with_capacity(OPTION_LEN_MAX + 2);
     let mut tail = Vec::new();
     if let Some(value) = client.relay.as_ref().and_then(|relay| relay.raw.clone()) {
         if value.is_empty() {
             tail.extend_from_slice(&[code::RELAY_AGENT, 0]);
         } else {
-            encode(&raw(code::RELAY_AGENT, value), &mut tail)?;
+            encode(&raw(code::RELAY_AGENT, value), &mut scratch, &mut tail)?;
         }
     }
     tail.push(255);
-    let mut encoded = Vec::with_capacity(items.len());
+    let header_len = payload.len();
+    // Where each option ends in `payload`, and whether it must stay.
+    let mut ends = Vec::with_capacity(items.len());
     for item in items {
-        let mut bytes = Vec::new();
-        encode(&item.option, &mut bytes)?;
-        encoded.push((item.essential, bytes));
+        encode(&item.option, &mut scratch, payload)?;
+        ends.push((item.essential, payload.len()));
     }
-    let len = |encoded: &[(bool, Vec<u8>)]| encoded.iter().map(|(_, b)| b.len()).sum::<usize>();
-    while payload.len() + len(&encoded) + tail.len() > len_max {
-        let last = encoded.iter().rposition(|(essential, _)| !essential);
+    while payload.len() + tail.len() > len_max {
+        let last = ends.iter().rposition(|(essential, _)| !essential);
         let Some(last) = last else {
             return Err(Refused::ReplyTooLong { max: len_max });
         };
-        encoded.remove(last);
-    }
-    for (_, bytes) in &encoded {
-        payload.extend_from_slice(bytes);
+        let start = last.checked_sub(1).map_or(header_len, |i| ends[i].1);
+        let (_, end) = ends.remove(last);
+        payload.drain(start..end);
+        for (_, later) in &mut ends[last..] {
+            *later -= end - start;
+        }
     }
     payload.extend_from_slice(&tail);
     Ok(())
 }
 
-/// Encodes through dhcproto; it fails on lengths only, which were checked before.
-fn encode(what: &impl Encodable, out: &mut Vec<u8>) -> Result<(), Refused> {
-    let mut bytes = Vec::new();
-    what.encode(&mut Encoder::new(&mut bytes))
+/// Encodes through dhcproto; it fails on lengths only, which were checked before. `scratch` because its
+/// encoder begins at the front of the buffer it is given.
+fn encode(what: &impl Encodable, scratch: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<(), Refused> {
+    scratch.clear();
+    what.encode(&mut Encoder::new(scratch))
         .map_err(|_| Refused::ReplyTooLong {
             max: OPTION_LEN_MAX,
         })?;
-    out.extend_from_slice(&bytes);
+    out.extend_from_slice(scratch);
     Ok(())
 }
 
