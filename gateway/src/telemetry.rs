@@ -48,16 +48,37 @@ pub fn init(log: &Log) -> Result<(), TelemetryError> {
     .map_err(TelemetryError::Installed)
 }
 
-/// Lines that wait for the end of a [`Hold`], for the whole process like the subscriber itself.
+/// Lines that wait for the end of a [`Hold`].
 struct Held {
     holds: usize,
     bytes: Vec<u8>,
 }
 
-static HELD: Mutex<Held> = Mutex::new(Held {
-    holds: 0,
-    bytes: Vec::new(),
-});
+impl Held {
+    const fn new() -> Self {
+        Self {
+            holds: 0,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Whether the lines wait.
+    fn keep(&mut self, lines: &[u8]) -> bool {
+        if self.holds > 0 {
+            self.bytes.extend_from_slice(lines);
+        }
+        self.holds > 0
+    }
+
+    /// What may be shown now that one hold has ended.
+    fn end(&mut self) -> &[u8] {
+        self.holds -= 1;
+        if self.holds == 0 { &self.bytes } else { &[] }
+    }
+}
+
+/// For the whole process, like the subscriber itself.
+static HELD: Mutex<Held> = Mutex::new(Held::new());
 
 fn held() -> MutexGuard<'static, Held> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,10 +98,10 @@ pub(crate) fn hold() -> Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let mut held = held();
-        held.holds -= 1;
-        if held.holds == 0 && !held.bytes.is_empty() {
+        let lines = held.end();
+        if !lines.is_empty() {
             // A log that cannot be written must not stop the gateway.
-            let _ = io::stderr().write_all(&held.bytes);
+            let _ = io::stderr().write_all(lines);
             held.bytes.clear();
         }
     }
@@ -91,12 +112,10 @@ struct Lines;
 
 impl io::Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut held = held();
-        if held.holds == 0 {
-            return io::stderr().write(bytes);
+        if held().keep(bytes) {
+            return Ok(bytes.len());
         }
-        held.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
+        io::stderr().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -290,14 +309,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_held_to_the_end_of_the_outermost_hold() {
-        let outer = hold();
-        let inner = hold();
-        Lines.write_all(b"first\n").unwrap();
-        drop(inner);
-        assert!(super::held().bytes.ends_with(b"first\n"));
-        drop(outer);
-        assert!(!super::held().bytes.ends_with(b"first\n"));
+    fn lines_are_held_to_the_end_of_the_last_hold() {
+        let mut held = Held::new();
+        assert!(!held.keep(b"at once"));
+        held.holds = 2;
+        assert!(held.keep(b"first\n"));
+        assert!(held.end().is_empty());
+        assert!(held.keep(b"second\n"));
+        assert_eq!(held.end(), b"first\nsecond\n");
     }
 
     #[test]
