@@ -16,7 +16,7 @@ use gateway_core::reason::Reason;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{
-    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+    ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert, WebPkiClientVerifier,
 };
 use rustls::sign::CertifiedKey;
 use rustls::{
@@ -163,6 +163,13 @@ fn bulk_provider() -> CryptoProvider {
     provider
 }
 
+/// Session tickets (RFC 5077 for TLS 1.2, RFC 8446 section 4.6.1) under a key that exists in this process
+/// only: it makes tickets for six hours and reads them for six more, so that a key that leaks opens
+/// half a day of TLS 1.2, and a restart costs each machine one full handshake.
+fn tickets() -> Result<Arc<dyn ProducesTickets>, TlsError> {
+    aws_lc_rs::Ticketer::new().map_err(TlsError::Config)
+}
+
 /// Boot listener: whatever firmware and iPXE can speak of TLS 1.2 and 1.3.
 ///
 /// # Errors
@@ -174,7 +181,7 @@ pub fn boot_config(certificates: BootCertificates) -> Result<Arc<ServerConfig>, 
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(certificates));
     config.ignore_client_order = true;
-    config.ticketer = aws_lc_rs::Ticketer::new().map_err(TlsError::Config)?;
+    config.ticketer = tickets()?;
     config.alpn_protocols = http1();
     Ok(Arc::new(config))
 }
@@ -546,6 +553,21 @@ mod tests {
         ];
         for (name, suites, schemes, groups, expected) in rows {
             assert_eq!(takes_p256(suites, schemes, groups), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn rejects_a_ticket_of_another_process() {
+        let (ours, other) = (tickets().expect("made"), tickets().expect("made"));
+        assert!(ours.enabled());
+        assert_eq!(ours.lifetime(), 12 * 60 * 60);
+        let ticket = ours.encrypt(b"session").expect("made");
+        assert_eq!(ours.decrypt(&ticket).as_deref(), Some(&b"session"[..]));
+        assert_eq!(other.decrypt(&ticket), None);
+        for at in 0..ticket.len() {
+            let mut changed = ticket.clone();
+            changed[at] ^= 1;
+            assert_eq!(ours.decrypt(&changed), None, "byte {at}");
         }
     }
 
