@@ -8,6 +8,7 @@ use clap::Parser as _;
 use gateway::cli::{self, Cli, Exit};
 
 fn main() -> ExitCode {
+    hw::heap::configure();
     hw::tpm::silence_tss_log();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
