@@ -408,29 +408,45 @@ impl Artefact {
         })
     }
 
+    /// Checks size and digest alone: bytes that are those of a file which passed [`check`](Self::check)
+    /// pass its other figures too.
+    ///
+    /// # Errors
+    /// [`CatalogError::Artefact`] names the figure that differs.
+    pub fn check_digest(&self, bytes: &[u8]) -> Result<(), CatalogError> {
+        self.differ(
+            "size in bytes",
+            &self.size_bytes.to_string(),
+            bytes.len().to_string(),
+        )?;
+        self.differ("sha256", &self.sha256, hex::encode(Sha256::digest(bytes)))
+    }
+
+    fn differ(
+        &self,
+        field: &'static str,
+        expected: &str,
+        found: String,
+    ) -> Result<(), CatalogError> {
+        if expected == found {
+            return Ok(());
+        }
+        Err(CatalogError::Artefact {
+            name: self.name.clone(),
+            field,
+            expected: expected.to_owned(),
+            found,
+        })
+    }
+
     /// Checks that `bytes` are this artefact, in every figure. A BIOS program is no PE image and is
     /// checked by size and digest alone.
     ///
     /// # Errors
     /// [`CatalogError::Artefact`] names the first figure that differs.
     pub fn check(&self, bytes: &[u8]) -> Result<(), CatalogError> {
-        let differ = |field, expected: &str, found: String| {
-            if expected == found {
-                return Ok(());
-            }
-            Err(CatalogError::Artefact {
-                name: self.name.clone(),
-                field,
-                expected: expected.to_owned(),
-                found,
-            })
-        };
-        differ(
-            "size in bytes",
-            &self.size_bytes.to_string(),
-            bytes.len().to_string(),
-        )?;
-        differ("sha256", &self.sha256, hex::encode(Sha256::digest(bytes)))?;
+        self.check_digest(bytes)?;
+        let differ = |field, expected: &str, found| self.differ(field, expected, found);
         if self.arch == Arch::X86Bios.as_str() {
             return Ok(());
         }

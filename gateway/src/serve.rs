@@ -199,6 +199,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         &ready,
         &cancel,
     )?;
+    let (held, token) = (images.clone(), cancel.clone());
+    tasks.spawn(async move {
+        held.run(token).await;
+        Ok("images")
+    });
     let (ca, doors, token) = (Arc::new(appliance.ca), handle.clone(), cancel.clone());
     tasks.spawn(async move {
         renew(ca, certificates, doors, token).await;
@@ -240,6 +245,8 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
             .map(|()| "driver")
             .map_err(ServeError::from)
     });
+    // Replaying the ledger, the TPM's answers, the check of the artefacts: all of it is over.
+    hw::heap::release();
     ready.store(true, Ordering::Release);
     tracing::info!(
         appliance = config.appliance.name,

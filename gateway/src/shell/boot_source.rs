@@ -9,8 +9,9 @@ use netstack::tftp::{ErrorCode, ErrorReply};
 
 use crate::handle::{BootQuery, Handle};
 use crate::images::ImageStore;
-use crate::metrics::{Metrics, TFTP};
+use crate::metrics::{Metrics, REQUESTS_REFUSED, TFTP};
 use crate::shell::tftp::{FileSource, Report};
+use crate::telemetry;
 
 /// The artefacts and the driver that says who may have them.
 pub struct BootSource {
@@ -42,7 +43,12 @@ impl FileSource for BootSource {
             what: wanted,
         };
         match self.handle.boot_fetch(query).await {
-            Ok(Ok(())) => Ok(image.bytes.clone()),
+            Ok(Ok(())) => image.bytes().await.map_err(|error| {
+                let reason = error.reason();
+                telemetry::refused("tftp", peer, &reason);
+                self.metrics.count(REQUESTS_REFUSED, reason.code.clone());
+                ErrorReply::new(ErrorCode::NotDefined, reason.code)
+            }),
             Ok(Err(reason)) => Err(ErrorReply::new(ErrorCode::AccessViolation, reason.code)),
             Err(_busy) => Err(ErrorReply::new(ErrorCode::NotDefined, "busy, ask again")),
         }

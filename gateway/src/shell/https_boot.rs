@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use boot::catalog::Kind;
+use boot::catalog::{Artefact, Kind};
 use boot::plan::HttpBoot;
 use bytes::Bytes;
 use gateway_core::identity::MacAddr;
@@ -133,9 +133,11 @@ impl BootService {
             format!("{}/{}", transport.name(), response.status().as_u16()),
         );
         if head && response.status() != StatusCode::NOT_MODIFIED {
-            // The length of the body that a GET would have.
+            // The length of the body that a GET would have; an artefact's is not made for that.
             let length = hyper::body::Body::size_hint(response.body()).exact();
-            if let Some(length) = length {
+            if let Some(length) = length
+                && !response.headers().contains_key(header::CONTENT_LENGTH)
+            {
                 response
                     .headers_mut()
                     .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
@@ -221,7 +223,7 @@ impl BootService {
         &self,
         transport: Transport,
         query: BootQuery,
-        image: &Image,
+        image: &Arc<Image>,
         headers: &HeaderMap,
         part: Part,
     ) -> Response<Body> {
@@ -232,7 +234,17 @@ impl BootService {
             }
             Err(_) => return busy(),
         }
-        let response = artefact_response(image, headers, part);
+        let bytes = match part {
+            Part::None => None,
+            Part::Asked => match image.bytes().await {
+                Ok(bytes) => Some(bytes),
+                Err(error) => {
+                    self.refused(transport, &query, &error.reason());
+                    return plain(StatusCode::SERVICE_UNAVAILABLE, "the artefact changed\n");
+                }
+            },
+        };
+        let response = artefact_response(&image.artefact, bytes, headers);
         if part == Part::Asked {
             let promised = hyper::body::Body::size_hint(response.body()).lower();
             self.metrics.add(BOOT_BYTES, transport.name(), promised);
@@ -287,10 +299,13 @@ enum Part {
 }
 
 /// Status, validators and the wanted part of one artefact: preconditions in the order of RFC 9110
-/// section 13.2.2, then the range of section 14.2.
-fn artefact_response(image: &Image, headers: &HeaderMap, part: Part) -> Response<Body> {
-    let etag = format!("\"{}\"", image.artefact.sha256);
-    let total = image.bytes.len();
+/// section 13.2.2, then the range of section 14.2. Without bytes it is the answer to HEAD.
+fn artefact_response(
+    artefact: &Artefact,
+    bytes: Option<Bytes>,
+    headers: &HeaderMap,
+) -> Response<Body> {
+    let etag = format!("\"{}\"", artefact.sha256);
     let lists = |name| lists_etag(headers, name, &etag);
     let mut response = if lists(header::IF_MATCH) == Some(false) {
         plain(StatusCode::PRECONDITION_FAILED, "another version\n")
@@ -299,15 +314,20 @@ fn artefact_response(image: &Image, headers: &HeaderMap, part: Part) -> Response
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
     } else {
-        let wanted = match part {
-            Part::None => Wanted::All,
-            Part::Asked => wanted_range(headers, &etag, total),
+        let Some(bytes) = bytes else {
+            let mut response = http::response(StatusCode::OK, "application/efi", Bytes::new());
+            response
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, artefact.size_bytes.into());
+            described(&mut response, &etag);
+            return response;
         };
-        match wanted {
-            Wanted::All => http::response(StatusCode::OK, "application/efi", image.bytes.clone()),
+        let total = bytes.len();
+        match wanted_range(headers, &etag, total) {
+            Wanted::All => http::response(StatusCode::OK, "application/efi", bytes),
             Wanted::Part(range) => {
                 let content = format!("bytes {}-{}/{total}", range.start, range.end - 1);
-                let part = image.bytes.slice(range);
+                let part = bytes.slice(range);
                 let mut response =
                     http::response(StatusCode::PARTIAL_CONTENT, "application/efi", part);
                 insert(&mut response, header::CONTENT_RANGE, &content);
@@ -324,9 +344,14 @@ fn artefact_response(image: &Image, headers: &HeaderMap, part: Part) -> Response
             }
         }
     };
-    http::set(&mut response, header::ACCEPT_RANGES, "bytes");
-    insert(&mut response, header::ETAG, &etag);
+    described(&mut response, &etag);
     response
+}
+
+/// What every answer about an artefact says of it.
+fn described(response: &mut Response<Body>, etag: &str) {
+    http::set(response, header::ACCEPT_RANGES, "bytes");
+    insert(response, header::ETAG, etag);
 }
 
 enum Wanted {

@@ -221,6 +221,26 @@ async fn curl_gets_head_get_ranges_and_validators() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rejects_serving_an_artefact_that_was_written_over() {
+    let site = site().await;
+    let url = site.url(&site.image());
+    let file = site.dir.path().join("attester.efi");
+    let mut changed = site.bytes.clone();
+    changed[1_000_000] ^= 1;
+    std::fs::write(&file, &changed).expect("written");
+    let out = site.dir.path().join("out");
+    let out = out.to_string_lossy();
+    let status = ["-w", "%{http_code}", "-o", &*out, &*url];
+    assert_eq!(site.curl(&status).await, "503");
+    assert_eq!(site.metrics.get(REQUESTS_REFUSED, "image.changed"), 1);
+    std::fs::write(&file, &site.bytes).expect("written");
+    assert!(site.body(&[&url]).await == site.bytes, "body differs");
+    // In use, it was checked; what lies on the disk does not matter.
+    std::fs::write(&file, &changed).expect("written");
+    assert!(site.body(&[&url]).await == site.bytes, "body differs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_connection_outlives_head() {
     let site = site().await;
     let url = site.url(&site.image());
