@@ -94,11 +94,7 @@ impl UdpPort {
     /// shared port an ICMP error ends the wait without an error; see
     /// [`unreachable`](Self::unreachable).
     pub fn receive(&self, inbox: &mut Inbox, wait: Wait) -> io::Result<usize> {
-        let flags = match wait {
-            Wait::No => libc::MSG_DONTWAIT,
-            Wait::Patiently => libc::MSG_WAITFORONE,
-        };
-        match inbox.fill(self.socket.as_fd(), flags) {
+        match inbox.fill(self.socket.as_fd(), wait) {
             Err(error) if !self.connected && is_icmp(&error) => Ok(0),
             other => other,
         }
@@ -269,6 +265,18 @@ mod tests {
         assert_eq!(inbox.get(0), Some((from_a, &b"one"[..])));
         assert_eq!(inbox.get(1), Some((from_b, &[7; 64][..])), "cut, not more");
         assert_eq!(inbox.get(2), None);
+        assert_eq!(port.receive(&mut inbox, Wait::No).expect("none"), 0);
+        assert!(inbox.is_empty());
+        inbox.expect(1);
+        a.send_to(b"one", to).expect("sent");
+        b.send_to(&[7; 100], to).expect("sent");
+        assert_eq!(port.receive(&mut inbox, Wait::Patiently).expect("some"), 1);
+        assert!(inbox.is_full());
+        assert_eq!(inbox.get(0), Some((from_a, &b"one"[..])));
+        assert_eq!(inbox.get(1), None);
+        assert_eq!(port.receive(&mut inbox, Wait::No).expect("some"), 1);
+        assert!(!inbox.is_full());
+        assert_eq!(inbox.get(0), Some((from_b, &[7; 64][..])), "cut, not more");
         assert_eq!(port.receive(&mut inbox, Wait::No).expect("none"), 0);
         assert!(inbox.is_empty());
     }

@@ -113,22 +113,29 @@ impl<F: FileSource> Engine<F> {
     pub(super) fn run(mut self) -> io::Result<()> {
         let mut broken = 0;
         while !self.doors.stopping.load(Ordering::Relaxed) {
-            match self.wait() {
-                Ok(()) => broken = 0,
+            let now_us = match self.wait() {
+                Ok(now_us) => {
+                    broken = 0;
+                    now_us
+                }
                 Err(error) if broken < BROKEN_MAX => {
                     tracing::warn!(%error, "tftp receive failed");
                     broken += 1;
                     std::thread::sleep(BROKEN_PAUSE);
+                    self.now_us()
                 }
                 Err(error) => return Err(error),
-            }
-            let now_us = self.now_us();
+            };
             self.server.handle_timeout(now_us);
             self.act(now_us);
         }
         // What came before the stop is told of it, too.
-        while self.receive(Wait::No)? > 0 {
-            self.act(self.now_us());
+        loop {
+            let (count, now_us) = self.receive(Wait::No)?;
+            if count == 0 {
+                break;
+            }
+            self.act(now_us);
         }
         let now_us = self.now_us();
         self.server.stop(now_us);
@@ -140,12 +147,13 @@ impl<F: FileSource> Engine<F> {
         self.started.elapsed().as_micros() as u64
     }
 
-    /// Waits for something and hands it to the server.
-    fn wait(&mut self) -> io::Result<()> {
+    /// Waits for something and hands it to the server; returns the time after the wait.
+    fn wait(&mut self) -> io::Result<u64> {
         let only_packets = self.ports == Ports::One && self.opening == 0;
         if self.heard && only_packets && !self.server.is_empty() {
-            self.heard = self.receive(Wait::Patiently)? > 0;
-            return Ok(());
+            let (count, now_us) = self.receive(Wait::Patiently)?;
+            self.heard = count > 0;
+            return Ok(now_us);
         }
         let now_us = self.now_us();
         let due = self.server.poll_timeout();
@@ -157,15 +165,17 @@ impl<F: FileSource> Engine<F> {
                     self.doors.wake.clear();
                     self.opened();
                 }
-                TOKEN_LISTENER => self.heard |= self.receive(Wait::No)? > 0,
+                TOKEN_LISTENER => self.heard |= self.receive(Wait::No)?.0 > 0,
                 slot => self.receive_own((slot - TOKEN_SLOTS) as usize),
             }
         }
-        Ok(())
+        Ok(self.now_us())
     }
 
-    /// Takes a batch from the listener's port.
-    fn receive(&mut self, wait: Wait) -> io::Result<usize> {
+    /// Takes a batch from the listener's port: how many there were, and when.
+    fn receive(&mut self, wait: Wait) -> io::Result<(usize, u64)> {
+        // One client in lock step has one packet under way.
+        self.inbox.expect(self.server.len());
         let count = self.listener.receive(&mut self.inbox, wait)?;
         let now_us = self.now_us();
         for index in 0..count {
@@ -176,7 +186,7 @@ impl<F: FileSource> Engine<F> {
         if count == 0 {
             self.listener.unreachable(&mut self.closed);
         }
-        Ok(count)
+        Ok((count, now_us))
     }
 
     /// Takes a batch from a transfer's own port.
