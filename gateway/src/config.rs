@@ -648,7 +648,7 @@ fn read_log(section: &Section<'_, '_>) -> Option<Log> {
         &[("text", LogFormat::Text), ("json", LogFormat::Json)],
     );
     let filter = section.string("filter").filter(|filter| {
-        let parsed = tracing_subscriber::EnvFilter::try_new(filter);
+        let parsed = crate::telemetry::filter(filter);
         if parsed.is_err() {
             section.mistake(
                 "filter",

@@ -12,7 +12,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gateway_core::reason::Reason;
 use gateway_core::record::{Mark, Record};
 use gateway_core::walk::Step;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer as _, fmt, registry};
 
 use crate::config::{Log, LogFormat};
 
@@ -24,7 +27,7 @@ const OUTSIDE_MAX_CHARS: usize = 200;
 pub enum TelemetryError {
     /// The filter does not parse.
     #[error("log.filter cannot be used")]
-    Filter(#[from] tracing_subscriber::filter::ParseError),
+    Filter(#[from] ParseError),
     /// A subscriber is installed already.
     #[error("logging is set up already")]
     Installed(#[source] Box<dyn Error + Send + Sync>),
@@ -37,15 +40,27 @@ pub enum TelemetryError {
 pub fn init(log: &Log) -> Result<(), TelemetryError> {
     // The TPM library says in its own words what our errors say in one line each; asked for by name
     // it still speaks.
-    let filter = EnvFilter::try_new(format!("tss_esapi=off,{}", log.filter))?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| Lines);
-    match log.format {
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
-        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
-    }
-    .map_err(TelemetryError::Installed)
+    let filter = filter(&format!("tss_esapi=off,{}", log.filter))?;
+    let lines = fmt::layer().with_writer(|| Lines);
+    let lines = match log.format {
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+    };
+    registry()
+        .with(lines)
+        .with(filter)
+        .try_init()
+        .map_err(|error| TelemetryError::Installed(Box::new(error)))
+}
+
+/// Directives `target=level` or `level`, with commas between. Spans and fields are no part of them: the
+/// filter that knows those needs regular expressions, 1 MB of program for what nobody here
+/// writes.
+///
+/// # Errors
+/// What is no directive.
+pub fn filter(directives: &str) -> Result<Targets, ParseError> {
+    directives.parse()
 }
 
 /// Lines that wait for the end of a [`Hold`].
