@@ -84,8 +84,9 @@ pub struct Image {
     path: PathBuf,
     file: File,
     held: Mutex<Option<Held>>,
-    /// Whoever reads the file; the others wait for him.
-    reading: tokio::sync::Mutex<()>,
+    /// Whoever reads the file; the others wait for him. Kept by the read itself, not by who asked for
+    /// it: clients that ask and hang up must not start a read each.
+    reading: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl Image {
             path,
             file,
             held: Mutex::new(None),
-            reading: tokio::sync::Mutex::new(()),
+            reading: Arc::default(),
         })
     }
 
@@ -123,13 +124,16 @@ impl Image {
         if let Some(bytes) = self.held() {
             return Ok(bytes);
         }
-        let _reading = self.reading.lock().await;
+        let reading = Arc::clone(&self.reading).lock_owned().await;
         if let Some(bytes) = self.held() {
             return Ok(bytes);
         }
-        // A request that is given up meanwhile has still read it for the next one.
         let image = Arc::clone(self);
-        let read = tokio::task::spawn_blocking(move || image.read()).await;
+        let read = tokio::task::spawn_blocking(move || {
+            let _reading = reading;
+            image.read()
+        })
+        .await;
         // Nothing is begun any more while the process ends.
         read.unwrap_or_else(|ended| {
             Err(ImageError::Read {
@@ -363,6 +367,15 @@ pub(crate) mod tests {
         store.release(Instant::now());
         assert!(!held());
         assert_eq!(&image.bytes().await.expect("read again")[..], b"hello");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_given_up_has_read_it_for_the_next_one() {
+        let (_dir, _, image) = hello();
+        // Polled once: the read has begun.
+        let _given_up = tokio::time::timeout(Duration::ZERO, image.bytes()).await;
+        let _over = image.reading.lock().await;
+        assert!(image.lock().is_some());
     }
 
     #[tokio::test]
