@@ -186,7 +186,7 @@ impl dhcp::BootAnswer for Answer<'_> {
         let choice = self.choice(arch);
         let plan = boot::plan::plan(&facts, choice, &self.boot.policy);
         match boot_answer(&plan, &facts, choice, &self.boot.policy) {
-            BootAnswerFile::None => dhcp::BootFile::None,
+            BootAnswerFile::None => dhcp::BootFile::NextDevice,
             BootAnswerFile::Tftp(name) => dhcp::BootFile::File {
                 next_server: self.boot.server_addr,
                 name,

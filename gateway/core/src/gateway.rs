@@ -394,6 +394,10 @@ impl Gateway {
                     let detail = format!("{who} asked what to boot, told {file}");
                     self.seen(now, mac, Step::Boot, detail);
                 }
+                dhcp::Event::SentOn { .. } => {
+                    let detail = format!("{who} sent on to its next boot device");
+                    self.seen(now, mac, Step::Boot, detail);
+                }
                 // In proxy mode a machine that boots its own disk is left to go on; that it came
                 // by is worth a mark.
                 dhcp::Event::LeftAlone

@@ -17,7 +17,7 @@ use gateway_core::gateway::{BootQuery, Input};
 use gateway_core::identity::{ConnId, MacAddr, MachineId};
 use gateway_core::record::Record;
 use gateway_core::walk::{Step, WALK};
-use support::site::{MAC, PXE, Site, boot_file, lease, node};
+use support::site::{MAC, PXE, SERVER, Site, boot_file, lease, message_type, node, yiaddr};
 
 #[test]
 fn one_machine_from_discover_to_its_ldevid() {
@@ -233,11 +233,19 @@ fn withdrawn_is_refused_with_its_state_and_installed_boots_its_disk() {
 
     site.act(Command::MarkInstalled(id.clone()));
     let offer = site.datagram(1, &PXE);
+    let (server, offered) = (SERVER.octets(), yiaddr(&offer).octets());
+    let mut taking = PXE.to_vec();
+    taking.extend([(50, &offered[..]), (54, &server[..])]);
+    let (leases, nak) = (site.disk.leases.len(), site.datagram(3, &taking));
     assert_eq!(
-        boot_file(&offer),
-        "",
-        "an installed machine boots its local disk"
+        message_type(&nak),
+        6,
+        "the firmware of an installed machine goes on to its local disk"
     );
+    assert_eq!(site.disk.leases.len(), leases);
+    // Its system asks without a boot client's class, and is leased an address.
+    site.datagram(1, &[]);
+    assert_eq!(message_type(&site.datagram(3, &taking[PXE.len()..])), 5);
 
     site.act(Command::Withdraw(id.clone(), "sold".into()));
     let offer = site.datagram(1, &PXE);

@@ -13,6 +13,7 @@ mod config;
 mod guard;
 mod lease;
 mod message;
+mod onward;
 mod options;
 mod probe;
 mod proxy;
@@ -79,8 +80,11 @@ pub trait BootAnswer {
 /// A boot answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BootFile {
-    /// Address only: firmware goes on to its next boot device.
+    /// Address only, for who did not ask for more.
     None,
+    /// Nothing: firmware goes on to its next boot device, at once where it can be made to (see
+    /// `onward.rs`).
+    NextDevice,
     /// A file by TFTP.
     File {
         /// TFTP server: `siaddr`, and option 66 when asked for.
@@ -96,7 +100,7 @@ impl BootFile {
     /// File name or URL.
     pub fn name(&self) -> Option<&str> {
         match self {
-            Self::None => None,
+            Self::None | Self::NextDevice => None,
             Self::File { name, .. } => Some(name),
             Self::Url(url) => Some(url),
         }
@@ -176,6 +180,11 @@ pub enum Event {
     /// DHCPREQUEST was refused with DHCPNAK.
     Naked {
         /// Address the client asked for.
+        addr: Ipv4Addr,
+    },
+    /// Firmware was sent on to its next boot device, by a DHCPNAK.
+    SentOn {
+        /// Address it had been offered.
         addr: Ipv4Addr,
     },
     /// The client took another server's offer.

@@ -148,7 +148,7 @@ pub(crate) fn build(
         header.set_flags(header.flags().set_broadcast());
     }
     match answer.boot() {
-        BootFile::None => {}
+        BootFile::None | BootFile::NextDevice => {}
         BootFile::File { next_server, name } => {
             header.set_siaddr(*next_server);
             if name.len() <= FILE_LEN_MAX {
@@ -207,7 +207,7 @@ fn relay_option_len(client: &ClientInfo) -> usize {
 fn check_boot_file(boot: &BootFile) -> Result<(), Refused> {
     // A File gets a NUL in option 67, a URL does not.
     let (text, len_max) = match boot {
-        BootFile::None => return Ok(()),
+        BootFile::None | BootFile::NextDevice => return Ok(()),
         BootFile::File { name, .. } => (name, OPTION_LEN_MAX - 1),
         BootFile::Url(url) => (url, OPTION_LEN_MAX),
     };
@@ -295,7 +295,7 @@ fn value(
     let boot_only = answer.boot_only();
     // What makes an OFFER without an address a ProxyDHCP offer is its option 60, for iPXE too.
     let pxe = match boot {
-        BootFile::None => false,
+        BootFile::None | BootFile::NextDevice => false,
         BootFile::File { .. } => client.is_pxe_client || boot_only && client.is_ipxe,
         BootFile::Url(_) => boot_only && (client.is_ipxe || client.is_pxe_client),
     };
@@ -331,7 +331,7 @@ fn value(
             BootFile::File { next_server, .. } => Some(DhcpOption::TFTPServerName(
                 next_server.to_string().into_bytes(),
             )),
-            BootFile::None | BootFile::Url(_) => None,
+            BootFile::None | BootFile::NextDevice | BootFile::Url(_) => None,
         },
         // RFC 5859: TFTP server addresses, for clients that ask for them.
         150 => match boot {
@@ -341,7 +341,7 @@ fn value(
             _ => None,
         },
         67 => boot_file_option(boot, asked_for),
-        code::IPXE if client.is_ipxe && *boot != BootFile::None && !boot_only => {
+        code::IPXE if client.is_ipxe && boot.name().is_some() && !boot_only => {
             Some(raw(code::IPXE, IPXE_NO_PXEDHCP.to_vec()))
         }
         _ => None,
@@ -353,7 +353,7 @@ fn value(
 /// A URL always goes here, without NUL (RFC 2132 section 2).
 fn boot_file_option(boot: &BootFile, asked_for: bool) -> Option<DhcpOption> {
     match boot {
-        BootFile::None => None,
+        BootFile::None | BootFile::NextDevice => None,
         BootFile::File { name, .. } => (asked_for || name.len() > FILE_LEN_MAX).then(|| {
             let mut value = name.clone().into_bytes();
             value.push(0);

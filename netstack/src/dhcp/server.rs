@@ -11,6 +11,7 @@ use super::client::{self, ClientInfo, MessageType, Request};
 use super::config::{Config, Limits, Mode};
 use super::guard::Meter;
 use super::lease::{Lease, LeaseState, Table, Who};
+use super::onward;
 use super::probe::Probes;
 use super::proxy::Sighted;
 use super::reply::{self, Answer};
@@ -28,6 +29,8 @@ pub struct Counters {
     pub acked: u64,
     /// DHCPNAKs.
     pub naked: u64,
+    /// DHCPNAKs that sent firmware on to its next boot device.
+    pub sent_on: u64,
     /// DHCPACKs to DHCPINFORM.
     pub informed: u64,
     /// DHCPRELEASEs taken.
@@ -434,7 +437,7 @@ impl Server {
         // A client that starts over still holds its lease; an offer must not shorten it.
         let bound = current.is_some_and(|lease| lease.state == LeaseState::Bound);
         let lease_secs = self.lease_secs(scope, call);
-        let boot = call.boot.boot(call.client());
+        let boot = onward::offered(call);
         let reply = self.reply(
             scope,
             call,
@@ -517,6 +520,9 @@ impl Server {
         // still as good as it was when we offered it.
         let as_offered = on_record.is_none_or(|ours| ours == addr);
         if as_offered && table.may_have(addr, &call.who, call.ingress.server_addr) {
+            if let Some(step) = self.send_on(call, scope, addr)? {
+                return Ok(step);
+            }
             return self.acknowledge(call, scope, addr);
         }
         self.refuse_address(call, scope, addr, on_record)

@@ -536,6 +536,16 @@ pub fn boot_file(reply: &dhcp::Reply) -> String {
     String::from_utf8_lossy(&file[..end]).into_owned()
 }
 
+pub fn yiaddr(reply: &dhcp::Reply) -> Ipv4Addr {
+    Ipv4Addr::from(<[u8; 4]>::try_from(&reply.payload[16..20]).unwrap())
+}
+
+/// Option 53, which is the first of our replies.
+pub fn message_type(reply: &dhcp::Reply) -> u8 {
+    assert_eq!(reply.payload[240..242], [53, 1]);
+    reply.payload[242]
+}
+
 /// DISCOVER to ACK as PXE firmware does it.
 pub fn lease(site: &mut Site) -> Ipv4Addr {
     let offer = site.datagram(1, &PXE);

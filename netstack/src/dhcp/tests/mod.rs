@@ -3,6 +3,7 @@
 mod boot;
 mod bootp;
 mod guard;
+mod onward;
 mod probe;
 mod proxy;
 mod reject;
@@ -84,6 +85,12 @@ impl Packet {
     pub fn option(mut self, code: u8, value: &[u8]) -> Self {
         self.options.extend_from_slice(&[code, value.len() as u8]);
         self.options.extend_from_slice(value);
+        self
+    }
+
+    /// Makes it another message: option 53 is the first.
+    pub fn message(mut self, message_type: u8) -> Self {
+        self.options[2] = message_type;
         self
     }
 
