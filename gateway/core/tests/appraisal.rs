@@ -1010,6 +1010,60 @@ mod port {
         }
     }
 
+    /// What was overlooked stands in the row and in the receipt, and nothing when nothing was.
+    #[test]
+    fn row_13_says_what_of_the_writing_it_overlooked() {
+        let heard = |chassis: Id, name: Option<&str>, port: Id| {
+            let mut pdu = Lldpdu::new(chassis, port, 120);
+            pdu.system_name = name.map(str::to_owned);
+            let frame = Frame::announce(MacAddr([2, 0, 0, 0, 0, 1]), pdu).encode();
+            LldpReport {
+                frame: frame.into(),
+                age_ms: 1000,
+                nic: "eth0".into(),
+            }
+        };
+        let switch = || Id::mac(MacAddr([0, 0x1b, 0x21, 0xaa, 0xbb, 0xcc]));
+        let interface = || Id::interface("Ethernet1/1");
+        let table = [
+            ("sw1/Ethernet1/1", Some("sw1"), None),
+            ("00:1b:21:aa:bb:cc/Ethernet1/1", Some("sw1"), None),
+            (
+                "001B.21AA.BBCC/Eth1/1",
+                None,
+                Some(
+                    "switch: other notation of a hardware address, port: interface type abbreviated",
+                ),
+            ),
+            (
+                "SW1/ethernet1/1",
+                Some("sw1"),
+                Some("switch: upper and lower case, port: upper and lower case"),
+            ),
+            (
+                "sw9/Ethernet9, sw1/Eth1/1",
+                Some("sw1"),
+                Some("port: interface type abbreviated"),
+            ),
+        ];
+        for (declared, name, overlooked) in table {
+            let mut world = World::new();
+            enforced(&mut world);
+            world.binding().port = Some(declared.into());
+            world.node.lldp = vec![heard(switch(), name, interface())];
+            let admission = admitted(world.run());
+            let port = declared.split(", ").last().unwrap();
+            let text = overlooked.map(|overlooked| format!("declared as {port} ({overlooked})"));
+            let row = admission.checks.iter().find(|check| check.row == 13);
+            assert_eq!(row.unwrap().tolerated, text, "{declared}");
+            let receipt = admission.record("measured", "c").port.unwrap();
+            match text {
+                Some(text) => assert!(receipt.ends_with(&format!("; {text}")), "{receipt}"),
+                None => assert!(!receipt.contains("declared"), "{receipt}"),
+            }
+        }
+    }
+
     fn leased_behind(world: &mut World, circuit_id: &str) {
         let mac = world.node.nics[0].mac.parse().unwrap();
         world.relay = Some(RelayWord {
@@ -1055,7 +1109,9 @@ mod port {
             leased_behind(&mut world, circuit);
             let record = admitted(world.run()).record("measured", "c");
             let port = record.port.unwrap();
-            assert!(port.starts_with("sw1/Eth1/1; option 82"), "{port}");
+            let declared = "declared as sw1/Ethernet1/1 (port: interface type abbreviated)";
+            let begin = format!("sw1/Eth1/1; {declared}; option 82");
+            assert!(port.starts_with(&begin), "{port}");
             assert!(port.contains(said), "{port}");
         }
     }

@@ -203,6 +203,8 @@ pub struct Facts {
     pub image_role: Option<boot::catalog::Role>,
     /// Switch port heard of, `chassis/port`; unauthenticated.
     pub port: Option<String>,
+    /// What of the writing was overlooked to take it for the declared port.
+    pub port_tolerated: Option<String>,
     /// What option 82 of the lease says to it; unauthenticated as well.
     pub port_witness: Option<String>,
     /// `vendor-chain` or `bare-ek`.
@@ -218,6 +220,18 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// The port with what was overlooked and what option 82 says, for the receipt.
+    fn port_text(&self) -> Option<String> {
+        let mut text = self.port.clone()?;
+        for more in [&self.port_tolerated, &self.port_witness]
+            .into_iter()
+            .flatten()
+        {
+            text = format!("{text}; {more}");
+        }
+        Some(text)
+    }
+
     pub(super) fn note(&mut self, quirks: &[Quirk]) {
         for quirk in quirks {
             if !self.quirks.contains(&quirk.id()) {
@@ -257,6 +271,9 @@ pub struct CheckResult {
     /// What came out.
     #[serde(flatten)]
     pub outcome: Outcome,
+    /// What was overlooked on the way, such as another way to write the same port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tolerated: Option<String>,
 }
 
 /// Collects the rows of one appraisal.
@@ -303,7 +320,15 @@ impl Judge {
             check: check.name(),
             mode: mode.name(),
             outcome,
+            tolerated: None,
         });
+    }
+
+    /// Adds to the row just written what was overlooked.
+    pub fn note(&mut self, tolerated: Option<String>) {
+        if let Some(row) = self.checks.last_mut() {
+            row.tolerated = tolerated;
+        }
     }
 }
 
@@ -467,10 +492,7 @@ fn verdict(
         macs: facts.macs.clone(),
         counters: facts.counters,
         image_sha256: facts.image_sha256.clone(),
-        port: facts.port.as_ref().map(|port| match &facts.port_witness {
-            Some(witness) => format!("{port}; {witness}"),
-            None => port.clone(),
-        }),
+        port: facts.port_text(),
         assurance: facts.assurance.into(),
         devid_auth: facts.devid_auth.into(),
         seal: seal.into(),

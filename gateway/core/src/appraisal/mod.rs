@@ -454,8 +454,9 @@ fn appraise_surroundings(
     match &binding.port {
         Some(declared) => {
             let mut reasons: Vec<Reason> = disagreement.into_iter().collect();
-            if let Err(reason) = port::appraise_port(&hello.hello, declared) {
-                reasons.insert(0, reason);
+            match port::appraise_port(&hello.hello, declared) {
+                Ok(tolerated) => facts.port_tolerated = tolerated,
+                Err(reason) => reasons.insert(0, reason),
             }
             let result = if reasons.is_empty() {
                 Ok(())
@@ -463,6 +464,7 @@ fn appraise_surroundings(
                 Err(reasons)
             };
             judge.row(Check::Port, modes.of(Check::Port), result);
+            judge.note(facts.port_tolerated.clone());
         }
         None => match disagreement {
             // Nothing is declared that could be missed; that two witnesses contradict each other is told.

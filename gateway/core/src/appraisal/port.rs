@@ -5,7 +5,7 @@
 //! option 82 of the machine's lease says to it.
 
 use attest_wire::v1::Hello;
-use netstack::lldp::{Frame, Role, compare, compare_port};
+use netstack::lldp::{Comparison, Frame, Role, Tolerance, compare, compare_port};
 
 use super::relay::{Agreement, RelayWord};
 use super::shown;
@@ -28,15 +28,45 @@ impl Neighbour<'_> {
     }
 
     /// Whether it is the declared port: the part before the first `/` names the switch by chassis
-    /// ID or system name, the rest the port by ID or description.
-    fn is(&self, declared: &str) -> bool {
-        let Some((chassis, port)) = declared.trim().split_once('/') else {
-            return false;
-        };
+    /// ID or system name, the rest the port by ID or description. If so, what of the writing was
+    /// overlooked.
+    fn as_declared(&self, declared: &str) -> Option<Vec<String>> {
+        let (chassis, port) = declared.trim().split_once('/')?;
         let pdu = &self.frame.lldpdu;
-        let named = pdu.system_name.as_deref();
-        let named = named.is_some_and(|name| name.eq_ignore_ascii_case(chassis));
-        (compare(chassis, &pdu.chassis).matches() || named) && compare_port(port, pdu).matches()
+        let by_name = match pdu.system_name.as_deref() {
+            Some(name) if name == chassis => Comparison::Same,
+            Some(name) if name.eq_ignore_ascii_case(chassis) => {
+                Comparison::Tolerated(vec![Tolerance::Case])
+            }
+            Some(_) | None => Comparison::Different,
+        };
+        let switch = match compare(chassis, &pdu.chassis) {
+            Comparison::Different => by_name,
+            // Nothing need be overlooked when one of the two is written as declared.
+            Comparison::Tolerated(_) if by_name == Comparison::Same => by_name,
+            by_id => by_id,
+        };
+        let mut overlooked = tolerated("switch", switch)?;
+        overlooked.extend(tolerated("port", compare_port(port, pdu))?);
+        Some(overlooked)
+    }
+
+    /// The first of the declared ports that it is, and what was overlooked.
+    fn of_declared<'d>(&self, declared: &'d str) -> Option<(&'d str, Vec<String>)> {
+        declared
+            .split(',')
+            .find_map(|port| Some((port.trim(), self.as_declared(port)?)))
+    }
+}
+
+/// None when it is something else.
+fn tolerated(what: &str, comparison: Comparison) -> Option<Vec<String>> {
+    match comparison {
+        Comparison::Same => Some(Vec::new()),
+        Comparison::Tolerated(how) => {
+            Some(how.iter().map(|how| format!("{what}: {how}")).collect())
+        }
+        Comparison::Different => None,
     }
 }
 
@@ -116,8 +146,9 @@ pub(super) fn witness(hello: &Hello, relay: Option<&RelayWord>) -> Option<Witnes
     Some(Witness { text, disagreement })
 }
 
-/// Judges the port; `declared` may name several, separated by commas (LAG).
-pub(super) fn appraise_port(hello: &Hello, declared: &str) -> Result<(), Reason> {
+/// Judges the port; `declared` may name several, separated by commas (LAG). What was overlooked to
+/// take the one heard for the declared one, for the record; None when both are written alike.
+pub(super) fn appraise_port(hello: &Hello, declared: &str) -> Result<Option<String>, Reason> {
     let fail = |code, found: String| {
         Reason::new(
             code,
@@ -135,10 +166,10 @@ pub(super) fn appraise_port(hello: &Hello, declared: &str) -> Result<(), Reason>
         let found = format!("{left_out} frames, all stale or unreadable");
         return Err(fail("port.stale", found));
     }
-    let Some(declared_one) = fresh
+    let found = fresh
         .iter()
-        .find(|neighbour| declared.split(',').any(|port| neighbour.is(port)))
-    else {
+        .find_map(|neighbour| Some((neighbour, neighbour.of_declared(declared)?)));
+    let Some((declared_one, (port, overlooked))) = found else {
         let heard: Vec<String> = fresh.iter().map(Neighbour::text).collect();
         return Err(fail("port.mismatch", shown(&heard.join(", "))));
     };
@@ -148,13 +179,17 @@ pub(super) fn appraise_port(hello: &Hello, declared: &str) -> Result<(), Reason>
     }
     // A second voice on the same wire: a hub, or somebody who forges frames.
     let other = fresh.iter().find(|neighbour| {
-        neighbour.nic == declared_one.nic && !declared.split(',').any(|port| neighbour.is(port))
+        neighbour.nic == declared_one.nic && neighbour.of_declared(declared).is_none()
     });
     match other {
         Some(other) => Err(fail(
             "port.ambiguous",
             format!("also {} on {}", other.text(), shown(other.nic)),
         )),
-        None => Ok(()),
+        None if overlooked.is_empty() => Ok(None),
+        None => {
+            let (port, overlooked) = (shown(port), overlooked.join(", "));
+            Ok(Some(format!("declared as {port} ({overlooked})")))
+        }
     }
 }
