@@ -169,7 +169,17 @@ fn listen(iface: &str, port: u16) -> Result<UdpSocket, DhcpError> {
         iface: iface.to_owned(),
         source,
     })?;
-    nic::receive_buffer(&socket, RECEIVE_BUFFER_BYTES);
+    let room = nic::receive_buffer(&socket, RECEIVE_BUFFER_BYTES);
+    if room < RECEIVE_BUFFER_BYTES {
+        tracing::warn!(
+            iface,
+            port,
+            room,
+            wanted = RECEIVE_BUFFER_BYTES,
+            "receive buffer smaller than asked for: in a boot storm some clients must ask twice; \
+             raise net.core.rmem_max or give CAP_NET_ADMIN"
+        );
+    }
     socket.set_broadcast(true).map_err(bind)?;
     socket.set_nonblocking(true).map_err(bind)?;
     UdpSocket::from_std(socket).map_err(bind)

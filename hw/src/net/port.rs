@@ -71,6 +71,14 @@ impl UdpPort {
         })
     }
 
+    /// What the kernel gave of the receive buffer that [`shared`](Self::shared) asked for, and what
+    /// that was, in bytes.
+    pub fn receive_room(&self) -> (usize, usize) {
+        // The kernel doubles what it was asked for, to have room for its own records (socket(7)).
+        let doubled = nix::sys::socket::getsockopt(&self.socket, sockopt::RcvBuf).unwrap_or(0);
+        (doubled / 2, BUFFER_LEN)
+    }
+
     /// The local address.
     ///
     /// # Errors

@@ -155,15 +155,17 @@ pub fn hardware_address(ifname: &str) -> Result<[u8; 6], NicError> {
     })
 }
 
-/// Asks for room for `bytes` of datagrams that nobody has read yet. Above `net.core.rmem_max` the
-/// kernel grants it with `CAP_NET_ADMIN` only; without, the socket gets what the sysctl allows, and
-/// what does not fit is lost as on any full link.
-pub fn receive_buffer(socket: &impl AsFd, bytes: usize) {
-    use nix::sys::socket::{setsockopt, sockopt};
+/// Asks for room for `bytes` of datagrams that nobody has read yet; says how much there is now. Above
+/// `net.core.rmem_max` the kernel grants it with `CAP_NET_ADMIN` only; without, the socket gets what
+/// the sysctl allows, and what does not fit is lost as on any full link.
+pub fn receive_buffer(socket: &impl AsFd, bytes: usize) -> usize {
+    use nix::sys::socket::{getsockopt, setsockopt, sockopt};
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
         // The kernel cuts it down and does not fail.
         let _ = setsockopt(socket, sockopt::RcvBuf, &bytes);
     }
+    // The kernel doubles what it was asked for, to have room for its own records (socket(7)).
+    getsockopt(socket, sockopt::RcvBuf).map_or(0, |doubled| doubled / 2)
 }
 
 /// Kernel index of an interface: the scope of its link-local addresses.

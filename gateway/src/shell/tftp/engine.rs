@@ -80,6 +80,16 @@ impl<F: FileSource> Engine<F> {
     ) -> io::Result<Self> {
         let local = socket.local_addr()?;
         let listener = UdpPort::shared(socket)?;
+        let (room, wanted) = listener.receive_room();
+        if room < wanted {
+            tracing::warn!(
+                %local,
+                room,
+                wanted,
+                "receive buffer smaller than asked for: in a boot storm some clients must ask twice; \
+                 raise net.core.rmem_max or give CAP_NET_ADMIN"
+            );
+        }
         listener.set_patience(PATIENCE)?;
         let poller = Poller::new()?;
         poller.add(&doors.wake, TOKEN_WAKE)?;

@@ -15,6 +15,7 @@ SRC_URI += "\
     file://vestibule.service \
     file://vestibule.sysusers \
     file://vestibule.tmpfiles \
+    file://vestibule.sysctl \
     file://vestibule.toml \
 "
 
@@ -41,15 +42,16 @@ do_install() {
     install -d ${D}${systemd_system_unitdir}
     install -m 0644 ${UNPACKDIR}/vestibule.service ${D}${systemd_system_unitdir}/vestibule.service
 
-    install -d ${D}${nonarch_libdir}/sysusers.d ${D}${nonarch_libdir}/tmpfiles.d
+    install -d ${D}${nonarch_libdir}/sysusers.d ${D}${nonarch_libdir}/tmpfiles.d ${D}${nonarch_libdir}/sysctl.d
     install -m 0644 ${UNPACKDIR}/vestibule.sysusers ${D}${nonarch_libdir}/sysusers.d/vestibule.conf
     install -m 0644 ${UNPACKDIR}/vestibule.tmpfiles ${D}${nonarch_libdir}/tmpfiles.d/vestibule.conf
+    install -m 0644 ${UNPACKDIR}/vestibule.sysctl ${D}${nonarch_libdir}/sysctl.d/60-vestibule.conf
 
     install -d ${D}${sysconfdir}/vestibule
     install -m 0644 ${UNPACKDIR}/vestibule.toml ${D}${sysconfdir}/vestibule/vestibule.toml
 }
 
-FILES:${PN} += "${nonarch_libdir}/sysusers.d ${nonarch_libdir}/tmpfiles.d"
+FILES:${PN} += "${nonarch_libdir}/sysusers.d ${nonarch_libdir}/tmpfiles.d ${nonarch_libdir}/sysctl.d"
 CONFFILES:${PN} = "${sysconfdir}/vestibule/vestibule.toml"
 
 # tss2 loads its transport by name at run time; tpm2-tss brings the udev rule and the group tss.
