@@ -15,7 +15,8 @@ use gateway_core::policy::Preset;
 use gateway_core::walk::Step;
 use netstack::dhcp;
 use support::site::{
-    MAC, PXE, SERVER, Site, boot_file, dhcp_config, dhcp_request, from_mac, lease, node,
+    MAC, PXE, SERVER, Site, boot_file, dhcp_config, dhcp_request, from_mac, lease, message_type,
+    node, yiaddr,
 };
 
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 200);
@@ -43,10 +44,6 @@ fn proxy() -> Site {
 fn spoofed(n: u32) -> [u8; 6] {
     let [a, b, c, d] = n.to_be_bytes();
     [0x02, 0xbd, a, b, c, d]
-}
-
-fn yiaddr(reply: &dhcp::Reply) -> Ipv4Addr {
-    Ipv4Addr::from(<[u8; 4]>::try_from(&reply.payload[16..20]).unwrap())
 }
 
 /// A machine that attested and was approved: the owner's records know its hardware address.
@@ -326,7 +323,15 @@ fn tinkerbell_223_dhcp_tftp_and_script_refuse_alike() {
     lease(&mut site);
     let id = admitted(&mut site);
     site.act(Command::MarkInstalled(id));
-    assert_eq!(boot_file(&site.datagram(1, &PXE)), "");
+    let offer = site.datagram(1, &PXE);
+    let (server, addr) = (SERVER.octets(), yiaddr(&offer).octets());
+    let mut taking = PXE.to_vec();
+    taking.extend([(50, &addr[..]), (54, &server[..])]);
+    assert_eq!(
+        message_type(&site.datagram(3, &taking)),
+        6,
+        "sent on by a NAK"
+    );
     let query = |what: &str| BootQuery {
         peer: PEER.into(),
         mac: Some(MacAddr(MAC)),
@@ -377,6 +382,48 @@ fn smee_537_file_names_are_those_of_the_catalogue() {
         let told = boot_file(&site.datagram(1, firmware));
         assert!(!told.is_empty() && !told.contains(&mac), "{told}");
     }
+}
+
+/// Firmware and an iPXE that was started over HTTP know no name server: every host is an address.
+#[test]
+fn ipxe_1316_no_boot_url_needs_a_resolver() {
+    let mut site = site(|_| {});
+    let http = [
+        (60, &b"HTTPClient:Arch:00016:UNDI:003000"[..]),
+        (93, &[0, 16]),
+        (55, &[67]),
+    ];
+    let ipxe = [
+        (60, &b"PXEClient"[..]),
+        (93, &[0, 7]),
+        (77, b"iPXE"),
+        (55, &[67]),
+    ];
+    let mut told = vec![site.gateway.boot_script(
+        site.now,
+        &BootQuery {
+            peer: PEER.into(),
+            mac: Some(MacAddr(MAC)),
+            arch: Some("x86_64".into()),
+            what: "script.ipxe".into(),
+        },
+    )];
+    for client in [&http, &ipxe[..]] {
+        let reply = site.datagram(1, client);
+        told.push(String::from_utf8_lossy(&reply.payload[240..]).into_owned());
+    }
+    for text in told {
+        let hosts: Vec<&str> = text
+            .split("://")
+            .skip(1)
+            .map(|rest| rest.split(['/', ':', ' ']).next().unwrap())
+            .collect();
+        assert!(!hosts.is_empty(), "{text:?}");
+        for host in hosts {
+            assert!(host.parse::<Ipv4Addr>().is_ok(), "{host:?} in {text:?}");
+        }
+    }
+    site.drain();
 }
 
 #[test]

@@ -63,11 +63,10 @@ fn every_path_in_the_documents_exists() {
     );
 }
 
-#[test]
-fn every_test_in_the_threat_model_exists() {
-    let text = document("THREAT-MODEL.md");
+/// The tests that a document names as `FILE::NAME`, and those of them that are not there.
+fn tests_named(text: &str) -> (usize, Vec<&str>) {
     let (mut tests, mut missing) = (0, Vec::new());
-    for word in quoted(&text) {
+    for word in quoted(text) {
         let Some((file, test)) = word.split_once("::") else {
             continue;
         };
@@ -80,9 +79,112 @@ fn every_test_in_the_threat_model_exists() {
             missing.push(word);
         }
     }
+    (tests, missing)
+}
+
+#[test]
+fn every_test_in_the_threat_model_exists() {
+    let text = document("THREAT-MODEL.md");
+    let (tests, missing) = tests_named(&text);
     assert!(missing.is_empty(), "{missing:#?}");
     assert!(tests > 40, "only {tests} tests: the document was not read");
 }
+
+/// Each report has a line of its own and a test on it.
+#[test]
+fn every_report_of_the_field_has_a_test_that_exists() {
+    let text = document("FIELD-BUGS.md");
+    let (_, missing) = tests_named(&text);
+    assert!(missing.is_empty(), "{missing:#?}");
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains('#'));
+    let mut reports = Vec::new();
+    for row in rows {
+        let report = row.split('|').nth(1).unwrap().trim();
+        assert!(tests_named(row).0 > 0, "{report} has no test");
+        assert!(!reports.contains(&report), "{report} twice");
+        reports.push(report);
+    }
+    assert_eq!(reports.len(), 47, "{reports:?}");
+}
+
+/// Of the reports that were collected, each that touches the wire is in the document.
+#[test]
+fn every_collected_report_of_the_wire_is_in_the_document() {
+    let Some(corpus) = std::env::var_os("VESTIBULE_CORPUS") else {
+        println!("SKIP no VESTIBULE_CORPUS: the collected reports are not there");
+        return;
+    };
+    let collected = std::fs::read_to_string(Path::new(&corpus).join("BUGS.md")).unwrap();
+    let document = document("FIELD-BUGS.md");
+    let mut reports = 0;
+    for section in collected.split("\n## ") {
+        let kind = section.lines().next().unwrap_or_default().trim();
+        if !["DHCP", "TFTP", "HTTP", "LLDP"].contains(&kind) {
+            continue;
+        }
+        for line in section.lines().filter_map(|line| line.strip_prefix("- ")) {
+            let report = line.split('|').next().unwrap().trim();
+            assert!(
+                document.contains(&format!("| {report} |")),
+                "{report} is missing"
+            );
+            reports += 1;
+        }
+    }
+    println!("{reports} reports, each with a test");
+    assert!(reports > 40, "only {reports} reports were read");
+}
+
+/// Rows 33 to 35 of the liars' suite: a test of that number for each of their lies.
+#[test]
+fn attacks_33_to_35_are_tests_of_that_number() {
+    let text = document("THREAT-MODEL.md");
+    let words = quoted(&text);
+    for (row, lies) in ATTACKS {
+        for lie in lies {
+            let name = format!("::attack_{row}_");
+            let named = words
+                .iter()
+                .any(|word| word.contains(&name) && word.contains(lie));
+            assert!(named, "row {row}: no test about {lie}");
+        }
+    }
+}
+
+/// Words that the names of the tests hold.
+const ATTACKS: [(u8, &[&str]); 3] = [
+    (
+        33,
+        &["starvation", "decline_flood", "rogue_server", "malformed"],
+    ),
+    (
+        34,
+        &[
+            "traversal",
+            "symlink",
+            "giant_tsize",
+            "ack_storm",
+            "spoofed_error",
+            "amplification",
+            "half_open",
+        ],
+    ),
+    (
+        35,
+        &[
+            "tls_1_2",
+            "wrong_pin",
+            "renegotiation",
+            "slowloris",
+            "100k_headers",
+            "huge_body",
+            "chunk_bombs",
+            "smuggling",
+        ],
+    ),
+];
 
 /// A reference of the review is `file:line` and the name that stands there; lines move, names are
 /// checked.

@@ -230,3 +230,31 @@ async fn ipxe_606_the_chain_is_the_leaf_and_its_root() {
         assert_eq!(served[1], root.trim(), "{cipher}");
     }
 }
+
+/// tinkerbell/ipxedust#53: small clients stop at long chains. Both certificates of both kinds of key
+/// fit in one TLS record, with room to spare.
+#[tokio::test(flavor = "multi_thread")]
+async fn ipxedust_53_the_chain_is_short() {
+    let site = site().await;
+    let address = site.https.to_string();
+    for cipher in [
+        "ECDHE-ECDSA-AES128-GCM-SHA256",
+        "ECDHE-RSA-AES128-GCM-SHA256",
+    ] {
+        let args = [
+            "s_client", "-connect", &address, "-tls1_2", "-cipher", cipher, "-msg",
+        ];
+        let said = text_of("openssl", &args).await;
+        let message = said
+            .lines()
+            .find(|line| line.contains(", Certificate") && line.starts_with("<<<"))
+            .unwrap_or_else(|| panic!("no Certificate message: {said}"));
+        let len = message
+            .split("[length ")
+            .nth(1)
+            .and_then(|rest| rest.split(']').next())
+            .and_then(|hex| usize::from_str_radix(hex, 16).ok());
+        let len = len.unwrap_or_else(|| panic!("{message}"));
+        assert!((500..4_096).contains(&len), "{cipher}: {len} bytes");
+    }
+}
