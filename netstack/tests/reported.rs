@@ -483,7 +483,7 @@ fn rpi_eeprom_720_a_transfer_past_65535_blocks_says_so() {
 
 /// ATTACKS row 34: the size in a request is a question, never a size of ours.
 #[test]
-fn a_giant_tsize_is_answered_with_the_true_one() {
+fn attack_34_giant_tsize_is_answered_with_the_true_one() {
     for asked in ["1", "18446744073709551615"] {
         let options = format!("tsize\0{asked}\0");
         assert_eq!(first(options.as_bytes()), b"\0\x06tsize\x003000\0");

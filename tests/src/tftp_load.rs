@@ -3,11 +3,15 @@
 //! A receiver as RFC 1350, 2347, 2348, 2349 and 7440 describe it, written apart from the product's
 //! sender. Every block is compared with what it must be.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io::IoSlice;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use hw::net::{Inbox, Poller, UdpPort, Wait};
+use nix::libc::{in_addr, in_pktinfo};
+use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrIn, sendmsg};
 
 /// Datagrams taken by one call.
 const BATCH_MAX: usize = 64;
@@ -106,6 +110,46 @@ struct Client {
     whole: bool,
     started: Instant,
     ended: Option<Instant>,
+}
+
+/// Requests from `count` addresses, `first` and those after it, by one socket, none of them ever
+/// answered. What the server sends arrives at the socket that is returned, and stays there. The
+/// addresses must be local to the calling thread's namespace.
+///
+/// # Errors
+/// The socket or a datagram is refused.
+pub fn half_open(server: SocketAddr, first: Ipv4Addr, count: u32, name: &str) -> Result<UdpSocket> {
+    let SocketAddr::V4(server) = server else {
+        bail!("IPv4 only");
+    };
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    // Room for what comes: how much that was says how many transfers were begun.
+    hw::nic::receive_buffer(&socket, 16 << 20);
+    let request = [b"\0\x01", name.as_bytes(), b"\0octet\0blksize\x001428\0"].concat();
+    let to = SockaddrIn::from(server);
+    for number in 0..count {
+        let source = Ipv4Addr::from_bits(first.to_bits() + number);
+        let info = in_pktinfo {
+            ipi_ifindex: 0,
+            ipi_spec_dst: in_addr {
+                s_addr: u32::from_ne_bytes(source.octets()),
+            },
+            ipi_addr: in_addr { s_addr: 0 },
+        };
+        sendmsg(
+            socket.as_raw_fd(),
+            &[IoSlice::new(&request)],
+            &[ControlMessage::Ipv4PacketInfo(&info)],
+            MsgFlags::empty(),
+            Some(&to),
+        )
+        .with_context(|| format!("request as {source}"))?;
+        // As fast as a sender that means harm, no faster than the server's socket holds.
+        if number % 64 == 63 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(socket)
 }
 
 impl Load<'_> {

@@ -3,18 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test: a failed step ends it")]
 
-use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gateway::shell::tftp::{Bounds, Options, Ports};
 use lab::lossy::{Relay, Trouble};
-use lab::tftp_load::{Load, Outcome};
+use lab::tftp_load::{Load, Outcome, half_open};
 use lab::tftp_server::{Files, Serving, pattern};
-use nix::libc::in_pktinfo;
-use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrIn, sendmsg};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// One lost in a hundred each way, a millisecond of delay, some twice, some late.
@@ -216,44 +212,10 @@ impl Drop for Process {
     }
 }
 
-/// Requests from as many addresses of 127.0.0.0/8 as asked for, by one socket, none of them ever
-/// answered. What the server sends arrives there and is thrown away.
-fn half_open(server: SocketAddr, count: u32, name: &str) -> UdpSocket {
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    let request = [b"\0\x01", name.as_bytes(), b"\0octet\0blksize\x001428\0"].concat();
-    let SocketAddr::V4(server) = server else {
-        panic!("IPv4 only")
-    };
-    let to = SockaddrIn::from(server);
-    for number in 0..count {
-        let source = Ipv4Addr::from(0x7f01_0001 + number);
-        let info = in_pktinfo {
-            ipi_ifindex: 0,
-            ipi_spec_dst: nix::libc::in_addr {
-                s_addr: u32::from_ne_bytes(source.octets()),
-            },
-            ipi_addr: nix::libc::in_addr { s_addr: 0 },
-        };
-        sendmsg(
-            socket.as_raw_fd(),
-            &[IoSlice::new(&request)],
-            &[ControlMessage::Ipv4PacketInfo(&info)],
-            MsgFlags::empty(),
-            Some(&to),
-        )
-        .unwrap();
-        // As fast as a sender that means harm, no faster than the server's socket holds.
-        if number % 64 == 63 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-    socket
-}
-
 /// ATTACKS row 34: five thousand requests whose senders never answer cost little memory, and a
 /// machine that answers is served as before.
 #[test]
-fn half_open_transfers_cost_little_and_lock_nobody_out() {
+fn attack_34_half_open_transfers_cost_little_and_lock_nobody_out() {
     let folder = tempfile::tempdir().unwrap();
     let contents = pattern(1 << 20);
     std::fs::write(folder.path().join("boot.img"), &contents).unwrap();
@@ -273,7 +235,13 @@ fn half_open_transfers_cost_little_and_lock_nobody_out() {
     let before = good("a good client before");
     let rss_before = server.rss_kib();
     let started = Instant::now();
-    let _unanswered = half_open(server.address, 5_000, "boot.img");
+    let _unanswered = half_open(
+        server.address,
+        Ipv4Addr::new(127, 1, 0, 1),
+        5_000,
+        "boot.img",
+    )
+    .unwrap();
     println!("5000 requests sent in {} ms", started.elapsed().as_millis());
     let during = good("a good client among 5000 half-open transfers");
     let rss_during = server.rss_kib();

@@ -310,7 +310,7 @@ fn rejects_challenges_that_ask_what_this_node_does_not_do() {
 }
 
 #[test]
-fn rejects_servers_that_are_not_the_pinned_one() {
+fn attack_35_wrong_pin_no_server_but_the_pinned_one() {
     let ca = Ca::new("infra");
     let other = Ca::new("infra");
     let name = attest_wire::v1::ATTEST_SERVER_NAME;

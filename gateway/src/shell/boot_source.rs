@@ -89,7 +89,7 @@ mod tests {
 
     /// ATTACKS row 34.
     #[tokio::test]
-    async fn rejects_every_path_but_the_name_of_an_artefact() {
+    async fn attack_34_traversal_nul_and_symlink_names_are_no_artefacts() {
         let source = source();
         for name in [
             "../a.efi",

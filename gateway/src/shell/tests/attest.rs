@@ -12,22 +12,22 @@ use crate::shell::listen::{ATTEST, Bounds, Listener};
 use crate::shell::tls;
 use crate::testing::{TestCa, counted, driver, text_of};
 
-struct Site {
-    address: SocketAddr,
+pub(super) struct Site {
+    pub(super) address: SocketAddr,
     metrics: Arc<Metrics>,
-    ca_file: PathBuf,
-    seen: Arc<Mutex<Seen>>,
+    pub(super) ca_file: PathBuf,
+    pub(super) seen: Arc<Mutex<Seen>>,
     cancel: CancellationToken,
     dir: tempfile::TempDir,
 }
 
 /// Connection, session, exporter, body.
-type Hello = (u64, [u8; 16], [u8; 32], Vec<u8>);
+pub(super) type Hello = (u64, [u8; 16], [u8; 32], Vec<u8>);
 
 #[derive(Default)]
-struct Seen {
-    hellos: Vec<Hello>,
-    evidence: Vec<(u64, usize)>,
+pub(super) struct Seen {
+    pub(super) hellos: Vec<Hello>,
+    pub(super) evidence: Vec<(u64, usize)>,
     closed: Vec<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Drop for Site {
     }
 }
 
-async fn site(bounds: Bounds) -> Site {
+pub(super) async fn site(bounds: Bounds) -> Site {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let log = seen.clone();
     let handle = driver(move |request| {
@@ -231,7 +231,7 @@ async fn evidence_without_a_hello_is_refused_by_the_driver_not_here() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rejects_bodies_that_are_too_large_or_encoded() {
+async fn attack_35_huge_body_and_encodings_are_refused() {
     let site = site(ATTEST).await;
     let big = site.dir.path().join("big");
     std::fs::write(&big, vec![b'x'; attest_wire::v1::HELLO_MAX_BYTES + 1]).expect("written");
@@ -264,7 +264,7 @@ async fn rejects_bodies_that_are_too_large_or_encoded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rejects_tls_1_2_and_gives_no_tickets() {
+async fn attack_35_tls_1_2_is_refused_and_no_ticket_given() {
     let site = site(ATTEST).await;
     let address = site.address.to_string();
     let said = text_of("openssl", &["s_client", "-connect", &address, "-tls1_2"]).await;

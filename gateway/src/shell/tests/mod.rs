@@ -4,5 +4,6 @@ mod attest;
 mod boot;
 mod firmware;
 mod health;
+mod hostile;
 mod tls;
 mod tls_reload;

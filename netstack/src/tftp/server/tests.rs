@@ -224,7 +224,7 @@ fn spoofed_requests_do_not_lock_out_those_who_answer() {
 
 /// ATTACKS row 34: what an address gets that never answers.
 #[test]
-fn an_address_that_never_answers_gets_six_packets() {
+fn attack_34_amplification_ends_at_six_packets() {
     let mut bench = Bench::new(Bounds::default());
     let options = "blksize\x001468\0windowsize\x0032\0";
     let (mut packets, mut octets) = (0, 0);
@@ -248,7 +248,7 @@ fn an_address_that_never_answers_gets_six_packets() {
 
 /// ATTACKS row 34: an ERROR or ACK must come from the client's own address and port.
 #[test]
-fn packets_from_elsewhere_do_nothing() {
+fn attack_34_spoofed_error_and_ack_from_elsewhere_do_nothing() {
     let mut bench = Bench::new(Bounds::default());
     bench.put(client(1, 1000), &rrq("f", ""));
     for from in [client(1, 1001), client(2, 1000)] {
@@ -262,7 +262,7 @@ fn packets_from_elsewhere_do_nothing() {
 
 /// ATTACKS row 34: a thousand copies of one ACK buy one packet.
 #[test]
-fn an_ack_storm_buys_nothing() {
+fn attack_34_ack_storm_buys_nothing() {
     for options in ["", "windowsize\x008\0"] {
         let mut bench = Bench::new(Bounds::default());
         bench.put(client(1, 1), &rrq("f", options));
