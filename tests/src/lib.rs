@@ -18,6 +18,7 @@ pub mod http;
 pub mod lldpd;
 pub mod lossy;
 pub mod netns;
+pub mod networkd;
 pub mod programs;
 pub mod pxe;
 pub mod report;

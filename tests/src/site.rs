@@ -50,6 +50,10 @@ pub struct Options {
     pub prefix: u8,
     /// First and last address handed out.
     pub pool: (Ipv4Addr, Ipv4Addr),
+    /// `provisioning.lease_secs`; firmware and machines on their way get at most 600.
+    pub lease_secs: u32,
+    /// Debian suite of the iPXE that is signed and served.
+    pub ipxe_suite: &'static str,
     /// IPv6 on the provisioning side as well.
     pub ipv6: bool,
     /// `server` or `proxy`.
@@ -69,6 +73,8 @@ impl Default for Options {
             version: 1,
             prefix: PREFIX,
             pool: POOL,
+            lease_secs: 3_600,
+            ipxe_suite: "sid",
             ipv6: false,
             dhcp_mode: "server",
             conflict_probe_ms: 40,
@@ -245,6 +251,7 @@ impl Site {
             .arg("--anchor")
             .arg(self.ca_dir().join("infra-ca.pem"))
             .args(["--version", &version.to_string()])
+            .args(["--ipxe-suite", self.options.ipxe_suite])
             .arg("--keys")
             .arg(keys_dir()?)
             .arg("--out")
@@ -474,7 +481,7 @@ state_dir = "{dir}/state"
 interface = "prov0"
 address = "{GATEWAY_ADDR}/{prefix}"
 dhcp_mode = "{mode}"
-lease_secs = 3600
+lease_secs = {lease_secs}
 conflict_probe_ms = {probe}
 rogue_probe_secs = {rogue}
 {pool}{ipv6}[management]
@@ -498,6 +505,7 @@ format = "json"
 filter = "info"
 "#,
         prefix = options.prefix,
+        lease_secs = options.lease_secs,
         ipv6 = if options.ipv6 {
             ipv6_text()
         } else {
@@ -603,7 +611,11 @@ fn digest(hex_text: &str) -> Result<[u8; 32]> {
     Ok(out)
 }
 
-fn find_file(root: &Path, name: &str) -> Result<PathBuf> {
+/// The first file of this name under `root`; a link counts.
+///
+/// # Errors
+/// There is none.
+pub fn find_file(root: &Path, name: &str) -> Result<PathBuf> {
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder)? {

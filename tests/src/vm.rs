@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::{BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -74,6 +74,71 @@ pub struct Spec<'a> {
     pub disk: Option<(&'a Path, &'a str)>,
 }
 
+/// A machine that is none of the site's kind, without TPM and Secure Boot: its firmware asks what it
+/// may boot, and that is all it is for.
+pub enum Visitor<'a> {
+    /// A PC with a BIOS, whose NIC has iPXE in its option ROM.
+    SeaBios {
+        /// The ROM.
+        rom: &'a Path,
+    },
+    /// 64-bit ARM with EDK2.
+    Aavmf {
+        /// Code image.
+        code: &'a Path,
+        /// Variable store; copied.
+        vars: &'a Path,
+        /// As [`Spec::tls_cas`].
+        tls_cas: &'a Path,
+    },
+}
+
+impl Visitor<'_> {
+    fn program(&self) -> &'static str {
+        match self {
+            Self::SeaBios { .. } => "qemu-system-x86_64",
+            Self::Aavmf { .. } => "qemu-system-aarch64",
+        }
+    }
+
+    fn arguments(&self, dir: &Path, mac: MacAddr) -> Result<Vec<String>> {
+        let nic =
+            |rom: &str| format!("virtio-net-pci,netdev=n0,mac={mac},bootindex=1,romfile={rom}");
+        let words: Vec<String> = match self {
+            Self::SeaBios { rom } => {
+                let nic = nic(&rom.to_string_lossy());
+                // Without graphics SeaBIOS and what it starts speak on the serial port.
+                ["-machine", "pc,graphics=off", "-vga", "none", "-m", "128"]
+                    .into_iter()
+                    .chain(["-device", &nic])
+                    .map(str::to_owned)
+                    .collect()
+            }
+            Self::Aavmf {
+                code,
+                vars,
+                tls_cas,
+            } => {
+                let own = dir.join("vars.fd");
+                fs::copy(vars, &own).context("cannot copy the variable store")?;
+                let code = format!(
+                    "if=pflash,format=raw,unit=0,readonly=on,file={}",
+                    code.display()
+                );
+                let own = format!("if=pflash,format=raw,unit=1,file={}", own.display());
+                let cas = format!("name=etc/edk2/https/cacerts,file={}", tls_cas.display());
+                ["-machine", "virt", "-cpu", "cortex-a57", "-m", "512"]
+                    .into_iter()
+                    .chain(["-drive", &code, "-drive", &own, "-device", &nic("")])
+                    .chain(["-device", "virtio-rng-pci", "-fw_cfg", &cas])
+                    .map(str::to_owned)
+                    .collect()
+            }
+        };
+        Ok(words)
+    }
+}
+
 /// One line of the serial console.
 #[derive(Debug, Clone)]
 pub struct SerialLine {
@@ -86,7 +151,7 @@ pub struct SerialLine {
 /// A running machine.
 pub struct Vm {
     qemu: Process,
-    tpm: Process,
+    tpm: Option<Process>,
     monitor: PathBuf,
     serial: Arc<Mutex<Vec<SerialLine>>>,
     /// Where the console is written, stamped.
@@ -112,13 +177,50 @@ impl Vm {
         let monitor = dir.join("monitor");
         let mut command = segment.fab.command("qemu-system-x86_64");
         command.args(arguments(spec, &vars, &socket, &tap, &monitor));
-        let errors = File::create(run.log(&format!("qemu-{}", spec.name)))?;
+        Self::launch(run, spec.name, command, monitor, Some(tpm), lock)
+    }
+
+    /// Powers on a machine of another kind; waits for the VM lock first.
+    ///
+    /// # Errors
+    /// QEMU does not start.
+    pub fn visit(
+        run: &Run,
+        segment: &Segment,
+        name: &str,
+        mac: MacAddr,
+        visitor: &Visitor<'_>,
+    ) -> Result<Self> {
+        let lock = lock()?;
+        let dir = run.dir().join(format!("vm-{name}"));
+        fs::create_dir_all(&dir)?;
+        let monitor = dir.join("monitor");
+        let tap = segment.tap(name)?;
+        let mut command = segment.fab.command(visitor.program());
+        command.args(visitor.arguments(&dir, mac)?);
+        let netdev = format!("tap,id=n0,ifname={tap},script=no,downscript=no");
+        let monitor_at = format!("unix:{},server=on,wait=off", monitor.display());
+        command.args(["-name", name, "-accel", "tcg", "-netdev", &netdev]);
+        command.args(["-uuid", &uuid(mac), "-display", "none", "-no-reboot"]);
+        command.args(["-monitor", &monitor_at, "-serial", "stdio"]);
+        Self::launch(run, name, command, monitor, None, lock)
+    }
+
+    fn launch(
+        run: &Run,
+        name: &str,
+        mut command: Command,
+        monitor: PathBuf,
+        tpm: Option<Process>,
+        lock: Flock<File>,
+    ) -> Result<Self> {
+        let errors = File::create(run.log(&format!("qemu-{name}")))?;
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors);
-        let mut qemu = run.spawn_raw(&format!("qemu-{}", spec.name), &mut command)?;
-        let serial_log = run.log(&format!("serial-{}", spec.name));
+        let mut qemu = run.spawn_raw(&format!("qemu-{name}"), &mut command)?;
+        let serial_log = run.log(&format!("serial-{name}"));
         let serial = Arc::new(Mutex::new(Vec::new()));
         let stdout = qemu.take_stdout().context("QEMU has no standard output")?;
         read_serial(stdout, File::create(&serial_log)?, Arc::clone(&serial));
@@ -200,7 +302,9 @@ impl Vm {
         swtpm::monitor_quit(&self.monitor);
         let _ = self.qemu.wait(Duration::from_secs(3));
         self.qemu.kill();
-        self.tpm.kill();
+        if let Some(tpm) = &mut self.tpm {
+            tpm.kill();
+        }
     }
 }
 

@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use boot::catalog::Kind;
+use gateway_core::identity::MacAddr;
+use gateway_core::record::{JournalRecord, LeaseRecord};
 
 use crate::netns::{GATEWAY_ADDR, Netns};
+use crate::networkd::Networkd;
 use crate::pxe::{Dhcp, Stage};
 use crate::report::Report;
 use crate::run::{attempt, output};
@@ -23,7 +26,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// # Errors
 /// The site cannot be made.
 pub fn run(report: &Report) -> Result<()> {
-    let site = Site::start("interop", Options::default())?;
+    let options = Options {
+        // The shortest that the daemon takes: half of it passes before a client renews.
+        lease_secs: 120,
+        ..Options::default()
+    };
+    let site = Site::start("interop", options)?;
+    let mut networkd = Leased::start(&site)?;
     let node = site.segment.plug(&site.run, "n1", mac(1))?;
     let dir = site.run.dir().to_owned();
     report.check("udhcpc gets a lease", udhcpc(&node, &dir));
@@ -71,7 +80,66 @@ pub fn run(report: &Report) -> Result<()> {
         )
     });
     tls::run(report, &node, &dir, &ca.to_string_lossy(), &url);
+    report.check(
+        "systemd-networkd gets a lease, renews it at half its time and releases it",
+        networkd.lived(),
+    );
+    if !report.failures().is_empty() {
+        report.note(format!("logs kept in {}", site.run.keep_logs().display()));
+    }
     Ok(())
+}
+
+/// systemd-networkd with a lease, while the other clients have their turn.
+struct Leased<'a> {
+    site: &'a Site,
+    client: Networkd,
+    mac: MacAddr,
+}
+
+impl<'a> Leased<'a> {
+    fn start(site: &'a Site) -> Result<Self> {
+        let mac = mac(3);
+        let node = site.segment.plug(&site.run, "n3", mac)?;
+        Ok(Self {
+            client: Networkd::start(&site.run, &node)?,
+            site,
+            mac,
+        })
+    }
+
+    /// What the journal says of its lease, oldest first.
+    fn recorded(&self) -> Result<Vec<LeaseRecord>> {
+        let journal = self.site.journal()?;
+        let leases = journal.into_iter().filter_map(|record| match record {
+            JournalRecord::Lease(lease) if lease.mac == self.mac => Some(lease),
+            _ => None,
+        });
+        Ok(leases.collect())
+    }
+
+    fn lived(&mut self) -> Result<()> {
+        self.client.wait_for("DHCPv4 address 10.66.0.", LIMIT)?;
+        // It has its own way with T1 (RFC 2131 section 4.4.5): half the time, less a few seconds.
+        self.client
+            .wait_for("DHCPv4: BOUND -> RENEWING", LIMIT * 2)?;
+        let started = std::time::Instant::now();
+        while self.recorded()?.len() < 2 {
+            ensure!(started.elapsed() < LIMIT, "no renewal on disk");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.client.stop()?;
+        let last = loop {
+            let mut all = self.recorded()?;
+            let last = all.pop().context("no lease on disk")?;
+            if last.state == "released" || started.elapsed() > LIMIT {
+                break last;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        ensure!(last.state == "released", "{last:?}");
+        Ok(())
+    }
 }
 
 /// An address for the machine, through busybox's client.

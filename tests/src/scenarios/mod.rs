@@ -2,6 +2,7 @@
 //! for every check, and is bounded.
 
 pub mod beside;
+pub mod bounded;
 pub mod dhcp_faults;
 pub mod dhcp_storm;
 pub mod firmware;
@@ -15,6 +16,7 @@ pub mod refusals;
 pub mod slow;
 pub mod starts;
 pub mod storm;
+pub mod visitors;
 pub mod walk;
 
 use std::panic::AssertUnwindSafe;
@@ -78,8 +80,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "interop",
-        what: "udhcpc, dhclient, tftp-hpa, atftp, busybox, curl, openssl and gnutls against the daemon",
-        limit_secs: 240,
+        what: "udhcpc, dhclient, networkd, tftp-hpa, atftp, busybox, curl, openssl, gnutls against the daemon",
+        limit_secs: 360,
         run: interop::run,
     },
     Scenario {
@@ -105,6 +107,12 @@ pub const ALL: &[Scenario] = &[
         what: "1,000 and 1,400 slow TLS clients while one machine boots; its p99, and the daemon's memory",
         limit_secs: 300,
         run: slow::run,
+    },
+    Scenario {
+        name: "bounded",
+        what: "10,000 DISCOVERs, 5,000 half-open TFTP transfers, 1,000 slow TLS clients: RSS and p99",
+        limit_secs: 300,
+        run: bounded::run,
     },
     Scenario {
         name: "lldp",
@@ -147,6 +155,18 @@ pub const ALL: &[Scenario] = &[
         what: "a VM that boots PXE first: pending, refused and held say why and when; installed reaches its disk",
         limit_secs: 900,
         run: local_disk::run,
+    },
+    Scenario {
+        name: "local-disk-firmware",
+        what: "an installed VM by HTTP boot and by PXE: the firmware is on its disk in seconds",
+        limit_secs: 480,
+        run: local_disk::firmware,
+    },
+    Scenario {
+        name: "visitors",
+        what: "SeaBIOS with three iPXE ROMs, AAVMF, and OVMF with trixie's iPXE: what each is told to boot",
+        limit_secs: 600,
+        run: visitors::run,
     },
     Scenario {
         name: "floor",

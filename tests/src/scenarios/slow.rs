@@ -15,6 +15,7 @@ use boot::catalog::Kind;
 use rustls::ClientConfig;
 use rustls::version::TLS13;
 
+use super::bounded::Figures;
 use crate::netns::{GATEWAY_ADDR, Netns};
 use crate::report::Report;
 use crate::sim::mac;
@@ -51,6 +52,14 @@ pub fn run(report: &Report) -> Result<()> {
         },
     )?;
     site.serve()?;
+    crowds(report, &site, &CROWDS).map(drop)
+}
+
+/// One crowd after the other; the machine alone before the first.
+///
+/// # Errors
+/// A namespace cannot be made, or the machine does not boot at all.
+pub(super) fn crowds(report: &Report, site: &Site, sizes: &[usize]) -> Result<Vec<Figures>> {
     let slow = site.segment.plug(&site.run, "slow", mac(201))?;
     let sources: Vec<Ipv4Addr> = (1..=ADDRESSES)
         .map(|n| Ipv4Addr::new(10, 66, 2, n))
@@ -80,7 +89,8 @@ pub fn run(report: &Report) -> Result<()> {
         "nobody else: {BOOTS} boots, p50 {:?}, p99 {:?}; daemon {before} KiB",
         quiet.p50, quiet.p99
     ));
-    for crowd in CROWDS {
+    let mut all = Vec::with_capacity(sizes.len());
+    for &crowd in sizes {
         let work = Crowd {
             ns: &slow,
             sources: &sources,
@@ -112,8 +122,15 @@ pub fn run(report: &Report) -> Result<()> {
             let grown = memory.1.saturating_sub(before);
             check(grown <= GROWTH_MAX_KIB, || format!("{grown} KiB more"))
         });
+        all.push(Figures {
+            what: format!("{crowd} slow TLS clients"),
+            before_kib: before,
+            after_kib: memory.0,
+            alone_ms: quiet.p99.as_secs_f64() * 1e3,
+            during_ms: boots.p99.as_secs_f64() * 1e3,
+        });
     }
-    Ok(())
+    Ok(all)
 }
 
 fn check(held: bool, why: impl FnOnce() -> String) -> Result<()> {

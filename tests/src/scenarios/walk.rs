@@ -37,12 +37,17 @@ pub fn power_on(site: &Site, number: usize, boot: FirmwareBoot) -> Result<Bench>
     power_on_as(site, number, boot, None)
 }
 
-/// The same by PXE, with a disk behind the network in the boot order.
+/// The same with a disk behind the network in the boot order.
 ///
 /// # Errors
 /// It does not start.
-pub fn power_on_with_disk(site: &Site, number: usize, disk: &Path) -> Result<Bench> {
-    power_on_as(site, number, FirmwareBoot::Pxe, Some(disk))
+pub fn power_on_with_disk(
+    site: &Site,
+    number: usize,
+    boot: FirmwareBoot,
+    disk: &Path,
+) -> Result<Bench> {
+    power_on_as(site, number, boot, Some(disk))
 }
 
 fn power_on_as(
