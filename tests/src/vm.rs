@@ -106,7 +106,8 @@ impl Visitor<'_> {
             |rom: &str| format!("virtio-net-pci,netdev=n0,mac={mac},bootindex=1,romfile={rom}");
         let words: Vec<String> = match self {
             Self::SeaBios { rom } => {
-                let nic = nic(&rom.to_string_lossy());
+                // The ROM is for the modern device and looks for its PCI identifier.
+                let nic = format!("{},disable-legacy=on", nic(&rom.to_string_lossy()));
                 // Without graphics SeaBIOS and what it starts speak on the serial port.
                 ["-machine", "pc,graphics=off", "-vga", "none", "-m", "128"]
                     .into_iter()

@@ -26,7 +26,7 @@ pub use netstack::tftp::{Bounds, End, Report};
 
 /// How long [`FileSource::open`] may take. Firmware asks again after about as long.
 const OPEN_MAX: Duration = Duration::from_secs(10);
-/// Files looked for at once; further requests are told to try again. The driver takes each within
+/// Files looked for at once; further requests are as if they had been lost. The driver takes each within
 /// a millisecond, so a rack that starts at once stays far below.
 const OPENS_MAX: usize = 512;
 

@@ -81,6 +81,8 @@ pub enum End {
     Superseded,
     /// All slots were taken and this client had never answered.
     Evicted,
+    /// Too much is asked for at once; nothing was sent, and the client asks again by itself.
+    Busy,
     /// The daemon stops.
     Stopped,
     /// The transfer's own socket failed.
@@ -100,6 +102,7 @@ impl End {
             Self::PeerGone => "tftp.peer_gone",
             Self::Superseded => "tftp.superseded",
             Self::Evicted => "tftp.evicted",
+            Self::Busy => "tftp.busy",
             Self::Stopped => "tftp.stopped",
             Self::Socket(_) => "tftp.socket",
         }

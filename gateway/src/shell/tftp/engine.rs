@@ -321,7 +321,9 @@ impl<F: FileSource> Engine<F> {
         }
         match self.doors.asks.try_send(ask) {
             Ok(()) => self.opening += 1,
-            Err(_full) => self.server.opened(now_us, id, Err(busy()), None),
+            // An ERROR would end the boot of a machine that asks in the middle of a flood; silence
+            // costs it the second after which it asks again.
+            Err(_full) => self.server.gone(now_us, id, End::Busy),
         }
     }
 
