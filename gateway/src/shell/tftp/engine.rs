@@ -15,7 +15,7 @@ use hw::net::{Inbox, Outbox, Poller, UdpPort, Wait, Wake, path_mtu};
 use netstack::tftp::{End, Event, Outcome, Report, Server, TransferId};
 use tokio::sync::mpsc;
 
-use super::{Answer, Ask, FileSource, Options, Ports, busy};
+use super::{Answer, Ask, FileSource, Options, Ports};
 
 /// Longest datagram read: requests and acknowledgements are far shorter.
 const DATAGRAM_LEN_MAX: usize = 2048;
