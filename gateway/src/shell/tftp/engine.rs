@@ -354,7 +354,7 @@ fn log(report: &Report) {
             tracing::info!(%peer, name, code, file_len, sent, again, ms, "tftp transfer");
         }
         // A flood of spoofed requests must not become a flood of lines; it is counted.
-        End::Evicted => {
+        End::Evicted | End::Busy => {
             tracing::debug!(%peer, name, code, ms, "tftp transfer");
         }
         End::Refused(reply) => {
