@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::sim::mac;
 use crate::site::{Options, Site, find_file};
 use crate::switch::Speaker;
-use crate::vm::{FirmwareBoot, Visitor, Vm};
+use crate::vm::{FirmwareBoot, Vm};
 
 /// Power-on to the script of a held machine, under emulation.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -75,8 +75,7 @@ fn bios(report: &Report, site: &Site, number: usize, suite: &str) -> Result<()> 
     let rom = find_file(&package.root, "pxe-virtio.rom")?;
     let mac = mac(number);
     let name = format!("v{number}");
-    let visitor = Visitor::SeaBios { rom: &rom };
-    let mut vm = Vm::visit(&site.run, &site.segment, &name, mac, &visitor)?;
+    let mut vm = Vm::visit(&site.run, &site.segment, &name, mac, &rom)?;
     let line = vm.wait_for("/boot/script.ipxe", LIMIT)?;
     ensure!(line.text.contains("arch=x86_bios"), "{}", line.text);
     let (_, line) = vm.wait_for_any(&["ipxe.org/", "why:"], LIMIT)?;
