@@ -121,8 +121,7 @@ impl<'a> Leased<'a> {
     fn lived(&mut self) -> Result<()> {
         self.client.wait_for("DHCPv4 address 10.66.0.", LIMIT)?;
         // It has its own way with T1 (RFC 2131 section 4.4.5): half the time, less a few seconds.
-        self.client
-            .wait_for("DHCPv4: BOUND -> RENEWING", LIMIT * 2)?;
+        self.client.wait_for("REQUEST (renewing)", LIMIT * 2)?;
         let started = std::time::Instant::now();
         while self.recorded()?.len() < 2 {
             ensure!(started.elapsed() < LIMIT, "no renewal on disk");
