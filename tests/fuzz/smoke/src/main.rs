@@ -13,6 +13,8 @@ mod mutate;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mutate::Rng;
@@ -22,6 +24,8 @@ use vestibule_fuzz::{TARGETS, Target};
 const RUN_MAX: Duration = Duration::from_secs(1);
 /// Bytes of a seed file that are looked at.
 const FILE_MAX_BYTES: u64 = 4 * 1024 * 1024;
+/// Targets at once.
+const WORKERS: usize = 2;
 /// Inputs cut from one folder; the rest adds little.
 const FOLDER_INPUTS_MAX: usize = 2000;
 
@@ -218,22 +222,32 @@ fn main() -> ExitCode {
         };
     }
     std::panic::set_hook(Box::new(|_| {}));
-    let (mut passed, mut failed) = (0, 0);
-    for target in TARGETS {
-        if !arguments.names.is_empty() && !arguments.names.iter().any(|n| n == target.name) {
-            continue;
+    let wanted =
+        |t: &&Target| arguments.names.is_empty() || arguments.names.iter().any(|n| n == t.name);
+    let queue = Mutex::new(TARGETS.iter().filter(wanted));
+    let (passed, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                    let Some(target) = next else { return };
+                    let count = match smoke(target, &arguments) {
+                        Ok(figures) => {
+                            println!("PASS fuzz-{} {figures}", target.name);
+                            &passed
+                        }
+                        Err(why) => {
+                            println!("FAIL fuzz-{} seed {}: {why}", target.name, arguments.seed);
+                            &failed
+                        }
+                    };
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
         }
-        match smoke(target, &arguments) {
-            Ok(figures) => {
-                passed += 1;
-                println!("PASS fuzz-{} {figures}", target.name);
-            }
-            Err(why) => {
-                failed += 1;
-                println!("FAIL fuzz-{} seed {}: {why}", target.name, arguments.seed);
-            }
-        }
-    }
+    });
+    let (passed, failed) = (passed.into_inner(), failed.into_inner());
     println!("{passed} passed, {failed} failed, 0 skipped");
     ExitCode::from(u8::from(failed > 0))
 }
