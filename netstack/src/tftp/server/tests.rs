@@ -165,6 +165,23 @@ fn a_repeated_request_while_the_file_is_looked_for_asks_once() {
 
 /// tinkerbell/tinkerbell#424: iPXE goes on only when it is told at once.
 #[test]
+fn a_request_too_many_is_silent_and_served_when_it_comes_again() {
+    let mut bench = Bench::new(Bounds::default());
+    bench.server.handle(0, client(1, 1000), &rrq("f", ""));
+    bench.events();
+    let (id, _) = bench.opens.remove(0);
+    bench.server.gone(0, id, End::Busy);
+    assert!(
+        bench.sent().is_empty(),
+        "an ERROR would end the client's boot"
+    );
+    assert_eq!(bench.ended, [("f".to_owned(), "tftp.busy")]);
+
+    let sent = bench.put(client(1, 1000), &rrq("f", ""));
+    assert_eq!(sent[0].1[0][..4], [0, 3, 0, 1]);
+}
+
+#[test]
 fn a_missing_file_is_error_1_at_once() {
     let mut bench = Bench::new(Bounds::default());
     let sent = bench.put(client(1, 1000), &rrq("missing", "tsize\x000\0"));
