@@ -74,6 +74,74 @@ pub struct Spec<'a> {
     pub disk: Option<(&'a Path, &'a str)>,
 }
 
+/// A machine that is none of the site's kind, without TPM and Secure Boot: its firmware asks what it
+/// may boot, and that is all it is for.
+pub enum Visitor<'a> {
+    /// A PC with a BIOS, whose NIC has iPXE in its option ROM.
+    SeaBios {
+        /// The ROM.
+        rom: &'a Path,
+    },
+    /// 64-bit ARM with EDK2.
+    Aavmf {
+        /// Code image.
+        code: &'a Path,
+        /// Variable store; copied.
+        vars: &'a Path,
+        /// As [`Spec::tls_cas`].
+        tls_cas: &'a Path,
+    },
+}
+
+impl Visitor<'_> {
+    fn program(&self) -> &'static str {
+        match self {
+            Self::SeaBios { .. } => "qemu-system-x86_64",
+            Self::Aavmf { .. } => "qemu-system-aarch64",
+        }
+    }
+
+    fn arguments(&self, dir: &Path, mac: MacAddr) -> Result<Vec<String>> {
+        let nic = format!("virtio-net-pci,netdev=n0,mac={mac}");
+        let words: Vec<String> = match self {
+            Self::SeaBios { rom } => {
+                // The ROM is for the modern device and looks for its PCI identifier.
+                let rom = rom.display();
+                let nic = format!("{nic},bootindex=1,romfile={rom},disable-legacy=on");
+                // Without graphics SeaBIOS and what it starts speak on the serial port.
+                ["-machine", "pc,graphics=off", "-vga", "none", "-m", "128"]
+                    .into_iter()
+                    .chain(["-device", &nic])
+                    .map(str::to_owned)
+                    .collect()
+            }
+            Self::Aavmf {
+                code,
+                vars,
+                tls_cas,
+            } => {
+                let own = dir.join("vars.fd");
+                fs::copy(vars, &own).context("cannot copy the variable store")?;
+                let code = format!(
+                    "if=pflash,format=raw,unit=0,readonly=on,file={}",
+                    code.display()
+                );
+                let own = format!("if=pflash,format=raw,unit=1,file={}", own.display());
+                let cas = format!("name=etc/edk2/https/cacerts,file={}", tls_cas.display());
+                // It finds no boot option with an older processor, or where QEMU names the order.
+                let nic = format!("{nic},romfile=");
+                ["-machine", "virt", "-cpu", "max", "-m", "512"]
+                    .into_iter()
+                    .chain(["-drive", &code, "-drive", &own, "-device", &nic])
+                    .chain(["-device", "virtio-rng-pci", "-fw_cfg", &cas])
+                    .map(str::to_owned)
+                    .collect()
+            }
+        };
+        Ok(words)
+    }
+}
+
 /// One line of the serial console.
 #[derive(Debug, Clone)]
 pub struct SerialLine {
@@ -115,8 +183,7 @@ impl Vm {
         Self::launch(run, spec.name, command, monitor, Some(tpm), lock)
     }
 
-    /// Powers on a PC with a BIOS, whose NIC has iPXE in its option ROM `rom`: without TPM and Secure Boot
-    /// it is none of the site's kind, and only asks what it may boot. Waits for the VM lock first.
+    /// Powers on a machine of another kind; waits for the VM lock first.
     ///
     /// # Errors
     /// QEMU does not start.
@@ -125,22 +192,15 @@ impl Vm {
         segment: &Segment,
         name: &str,
         mac: MacAddr,
-        rom: &Path,
+        visitor: &Visitor<'_>,
     ) -> Result<Self> {
         let lock = lock()?;
         let dir = run.dir().join(format!("vm-{name}"));
         fs::create_dir_all(&dir)?;
         let monitor = dir.join("monitor");
         let tap = segment.tap(name)?;
-        let mut command = segment.fab.command("qemu-system-x86_64");
-        // Without graphics SeaBIOS and what it starts speak on the serial port.
-        command.args(["-machine", "pc,graphics=off", "-vga", "none", "-m", "128"]);
-        // The ROM is for the modern device and looks for its PCI identifier.
-        let nic = format!(
-            "virtio-net-pci,netdev=n0,mac={mac},bootindex=1,romfile={},disable-legacy=on",
-            rom.display()
-        );
-        command.args(["-device", &nic]);
+        let mut command = segment.fab.command(visitor.program());
+        command.args(visitor.arguments(&dir, mac)?);
         let netdev = format!("tap,id=n0,ifname={tap},script=no,downscript=no");
         let monitor_at = format!("unix:{},server=on,wait=off", monitor.display());
         command.args(["-name", name, "-accel", "tcg", "-netdev", &netdev]);

@@ -164,7 +164,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "visitors",
-        what: "SeaBIOS with three iPXE ROMs, and OVMF with trixie's iPXE: what each is told to boot",
+        what: "SeaBIOS with three iPXE ROMs, AAVMF, and OVMF with trixie's iPXE: what each is told to boot",
         limit_secs: 600,
         run: visitors::run,
     },

@@ -99,6 +99,11 @@ const PACKAGES: &[(&str, Need, &str)] = &[
         Need::Test,
         "judges the daemon's unit file; its networkd is a peer for the DHCP server",
     ),
+    (
+        "qemu-system-arm",
+        Need::Test,
+        "a machine with firmware for ARM asks what it may boot",
+    ),
     ("g++", Need::Test, "builds libFuzzer for `cargo xtask fuzz`"),
     (
         "dnsmasq-base",
