@@ -106,7 +106,7 @@ fn every_report_of_the_field_has_a_test_that_exists() {
         assert!(!reports.contains(&report), "{report} twice");
         reports.push(report);
     }
-    assert_eq!(reports.len(), 47, "{reports:?}");
+    assert!(reports.len() >= 53, "{reports:?}");
 }
 
 /// Of the reports that were collected, each that touches the wire is in the document.

@@ -1,11 +1,11 @@
-//! `vestibule inspect`: a capture file through the daemon's own readers.
+//! `vestibule inspect`: files of the field through the daemon's own readers.
 
 use std::fs::File;
 use std::io::{BufWriter, Read as _, Write as _};
 use std::path::Path;
 
-use super::{Exit, Failure, InspectCommand};
-use crate::inspect::{FILE_LEN_MAX, Protocol, inspect};
+use super::{Exit, Failure, InspectCommand, QuoteArg};
+use crate::inspect::{FILE_LEN_MAX, Protocol, QUOTE_LEN_MAX, Source, inspect, quote};
 
 /// Prints one JSON object for each frame, with or without `--json`.
 ///
@@ -17,8 +17,9 @@ pub(super) fn run(command: &InspectCommand) -> Result<Exit, Failure> {
         InspectCommand::Dhcp6(args) => (Protocol::Dhcp6, &args.file),
         InspectCommand::Tftp(args) => (Protocol::Tftp, &args.file),
         InspectCommand::Lldp(args) => (Protocol::Lldp, &args.file),
+        InspectCommand::Quote(args) => return run_quote(args),
     };
-    let file = read(path)?;
+    let file = read(path, FILE_LEN_MAX)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     // A closed pipe is not an error of ours; it ends the reading.
     let result = inspect(protocol, &file, &mut |line| writeln!(out, "{line}").is_ok());
@@ -32,7 +33,40 @@ pub(super) fn run(command: &InspectCommand) -> Result<Exit, Failure> {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+/// Prints one JSON object for all files of the attestation.
+///
+/// Exit code 0 when an attestation was read, whatever its signature is like; 1 when there is none; 2
+/// when a file cannot be opened.
+fn run_quote(args: &QuoteArg) -> Result<Exit, Failure> {
+    let nonce = match &args.nonce {
+        None => None,
+        Some(text) => Some(hex::decode(text).map_err(|error| {
+            Failure::told(
+                Exit::Usage,
+                format!("--nonce: expected hex, found {text:?}: {error}"),
+            )
+        })?),
+    };
+    let mut files = Vec::new();
+    for path in std::iter::once(&args.file).chain(&args.with) {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        files.push((name, read(path, QUOTE_LEN_MAX)?));
+    }
+    let sources: Vec<Source<'_>> = files
+        .iter()
+        .map(|(name, octets)| Source { name, octets })
+        .collect();
+    let (line, read) = quote(&sources, nonce.as_deref());
+    // A closed pipe is not an error of ours.
+    let _ = writeln!(std::io::stdout(), "{line}");
+    Ok(if read { Exit::Done } else { Exit::Refused })
+}
+
+fn read(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
     let cannot = |error: std::io::Error| {
         Failure::told(
             Exit::Usage,
@@ -41,14 +75,12 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(cannot)?;
-    file.take(FILE_LEN_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(cannot)?;
-    if bytes.len() as u64 > FILE_LEN_MAX {
+    file.take(max + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if bytes.len() as u64 > max {
         return Err(Failure::told(
             Exit::Refused,
             format!(
-                "{}: more than {FILE_LEN_MAX} bytes; split it, or filter it with tcpdump -r",
+                "{}: more than {max} bytes; split a capture, or filter it with tcpdump -r",
                 path.display()
             ),
         ));

@@ -225,6 +225,21 @@ pub enum InspectCommand {
     Tftp(CaptureArg),
     /// LLDP.
     Lldp(CaptureArg),
+    /// A TPM's quote or other attestation: what it says, and whether a key of the files signed it.
+    Quote(QuoteArg),
+}
+
+/// Files of one attestation.
+#[derive(Debug, Clone, Args)]
+pub struct QuoteArg {
+    /// The attestation: a TPMS_ATTEST, or an evidence that has one.
+    pub file: PathBuf,
+    /// Another file of the same evidence: the key, the signature, the register values.
+    #[arg(long = "with")]
+    pub with: Vec<PathBuf>,
+    /// The qualifying data that was asked for, in hex.
+    #[arg(long)]
+    pub nonce: Option<String>,
 }
 
 /// Which capture file.

@@ -8,9 +8,12 @@
 mod dhcp;
 mod dhcp6;
 mod lldp;
+mod quote;
 mod tftp;
 
 use std::time::Duration;
+
+pub use quote::{QUOTE_LEN_MAX, Source, quote};
 
 use netstack::Explanation;
 use netstack::capture::{CaptureError, Datagram, Frame, LinkError, Packet, Reader};

@@ -105,6 +105,10 @@ impl<'a> Reader<'a> {
         self.take(field, found)
     }
 
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     pub(crate) fn finish(self, field: &'static str) -> Result<(), DecodeError> {
         match self.rest.len() {
             0 => Ok(()),

@@ -208,6 +208,16 @@ impl Attest {
         Ok(attest)
     }
 
+    /// Decodes a `TPMS_ATTEST` that other bytes may follow: the structure and how many bytes it has.
+    ///
+    /// # Errors
+    /// As [`Attest::decode`].
+    pub fn decode_prefix(bytes: &[u8]) -> Result<(Self, usize), DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let attest = Self::read(&mut reader)?;
+        Ok((attest, bytes.len() - reader.left()))
+    }
+
     fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let magic = reader.u32("TPMS_ATTEST.magic")?;
         if magic != TPM_GENERATED {
