@@ -10,6 +10,7 @@
 
 pub mod log;
 pub mod site;
+pub mod world;
 
 use std::collections::BTreeMap;
 
