@@ -60,14 +60,15 @@ fn event_logs_replay_to_the_expected_pcrs() {
             }
         };
         assert!(complete, "{file}: must be refused");
-        let format = match log.format {
+        let layout = match log.format {
             Format::Sha1 => "sha1-legacy",
-            Format::CryptoAgile => "crypto-agile",
+            Format::CryptoAgile | Format::Ccel => "crypto-agile",
         };
-        assert_eq!(expected["replay"]["format"], format, "{file}");
-        let header = usize::from(log.format == Format::CryptoAgile);
+        assert_eq!(expected["replay"]["format"], layout, "{file}");
+        let confidential = log.format == Format::Ccel;
+        assert_eq!(expected["subkind"] == "ccel", confidential, "{file}");
         let events = expected["replay"]["events"].as_u64().unwrap() as usize;
-        assert_eq!(log.events.len() + header, events, "{file}");
+        assert_eq!(log.count(), events, "{file}");
         let padding = expected["replay"]["padding_from"].as_u64();
         assert_eq!(log.padding_from.map(|at| at as u64), padding, "{file}");
         for (bank, pcrs) in expected["expected_pcrs"].as_object().unwrap() {

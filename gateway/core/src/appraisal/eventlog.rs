@@ -5,8 +5,9 @@
 //! only where it hashes to its digest (go-attestation's event log disclosure). Meaning is given in
 //! `events`, decisions are made in `boot_policy`.
 //!
-//! Formats: TCG PC Client Platform Firmware Profile 1.06 section 10 (crypto-agile), and the
-//! SHA-1 format of the TCG EFI Protocol 1.2 with or without Spec ID.
+//! Formats: TCG PC Client Platform Firmware Profile 1.06 section 10 (crypto-agile), the SHA-1 format
+//! of the TCG EFI Protocol 1.2 with or without Spec ID, and logs of confidential machines (UEFI 2.10
+//! section 38), whose register numbers are measurement registers.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,11 @@ const DIGESTS_MAX: u32 = 8;
 const PCRS: u32 = 24;
 
 const SPEC_ID_CRYPTO_AGILE: &[u8; 16] = b"Spec ID Event03\0";
-const STARTUP_LOCALITY: &[u8; 16] = b"StartupLocality\0";
+/// Heads of the SHA-1 format's Spec ID, of which there were two (TCG EFI Platform 1.2, PFP 1.06).
+const SPEC_ID_SHA1: [&[u8; 16]; 2] = [b"Spec ID Event00\0", b"Spec ID Event02\0"];
+pub(super) const STARTUP_LOCALITY: &[u8; 16] = b"StartupLocality\0";
+/// Localities that a TPM can be started from: 0, 3, and 4 for the H-CRTM (PFP 10.4.5.3).
+pub(super) const LOCALITIES: [u8; 3] = [0, 3, 4];
 
 /// A log that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +67,9 @@ pub enum LogError {
         /// What was read.
         found: u64,
     },
+    /// The ACPI table that says where the log of a confidential machine is, in place of the log.
+    #[error("{0}, not the log that it points to")]
+    Table(CcelTable),
 }
 
 impl LogError {
@@ -69,8 +77,98 @@ impl LogError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Empty => "eventlog.empty",
-            Self::Truncated { .. } | Self::Value { .. } => "eventlog.malformed",
+            Self::Truncated { .. } | Self::Value { .. } | Self::Table(_) => "eventlog.malformed",
         }
+    }
+
+    /// What belongs there.
+    pub fn expected(&self) -> String {
+        match self {
+            Self::Empty => "a TCG event log".into(),
+            Self::Truncated {
+                event,
+                offset,
+                field,
+                needed,
+                ..
+            } => format!("{needed} bytes for {field} of event {event} at offset {offset}"),
+            Self::Value {
+                event,
+                offset,
+                field,
+                expected,
+                ..
+            } => format!("{field} of event {event}, before offset {offset}: {expected}"),
+            Self::Table(_) => {
+                "the log that the table points to (/sys/firmware/acpi/tables/data/CCEL)".into()
+            }
+        }
+    }
+
+    /// What is there.
+    pub fn found(&self) -> String {
+        match self {
+            Self::Empty => "0 bytes".into(),
+            Self::Truncated { left, .. } => format!("{left} bytes left"),
+            Self::Value { found, .. } => format!("{found} ({found:#x})"),
+            Self::Table(table) => table.to_string(),
+        }
+    }
+}
+
+/// ACPI table `CCEL` (ACPI 6.5 section 5.2.34): where the log of a confidential machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CcelTable {
+    /// 1 AMD SEV, 2 Intel TDX.
+    pub cc_type: u8,
+    /// Subtype, vendor's own.
+    pub cc_subtype: u8,
+    /// Least length of the log area, bytes (LAML).
+    pub area_len: u64,
+    /// Physical address of the log area (LASA).
+    pub area_at: u64,
+    /// Whether the octets of the table add up to zero, as they must.
+    pub sums_up: bool,
+}
+
+impl CcelTable {
+    /// Length of the table, bytes.
+    const LEN: usize = 56;
+
+    /// The table, if these octets are one.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let table: &[u8; Self::LEN] = bytes.get(..Self::LEN)?.try_into().ok()?;
+        let len = u32::from_le_bytes([table[4], table[5], table[6], table[7]]);
+        let of_its_length = usize::try_from(len) == Ok(Self::LEN);
+        if !table.starts_with(b"CCEL") || !of_its_length {
+            return None;
+        }
+        let number = |at: usize| {
+            let octets = table.iter().skip(at).take(8).rev();
+            octets.fold(0u64, |number, &octet| (number << 8) | u64::from(octet))
+        };
+        Some(Self {
+            cc_type: table[36],
+            cc_subtype: table[37],
+            area_len: number(40),
+            area_at: number(48),
+            sums_up: table.iter().fold(0u8, |sum, &b| sum.wrapping_add(b)) == 0,
+        })
+    }
+}
+
+impl std::fmt::Display for CcelTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let machine = match self.cc_type {
+            1 => "AMD SEV",
+            2 => "Intel TDX",
+            _ => "unknown type",
+        };
+        write!(
+            f,
+            "ACPI table CCEL of a confidential machine ({machine}, {}): {} bytes at {:#x}",
+            self.cc_type, self.area_len, self.area_at
+        )
     }
 }
 
@@ -81,6 +179,26 @@ pub enum Format {
     Sha1,
     /// A digest per active bank.
     CryptoAgile,
+    /// The crypto-agile layout, with measurement registers of a confidential machine in place of
+    /// PCRs: 0 is MRTD, 1 to 4 are the RTMRs (UEFI 2.10 section 38.4.1).
+    Ccel,
+}
+
+/// `TCG_EfiSpecIDEvent`: what the log's header says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpecId<'a> {
+    /// Head without its NUL: `Spec ID Event03`.
+    pub signature: &'a [u8],
+    /// 0 client, 1 server.
+    pub platform_class: u32,
+    /// Major and minor version of the specification.
+    pub version: (u8, u8),
+    /// Errata.
+    pub errata: u8,
+    /// 1 for 32-bit UINTN, 2 for 64-bit.
+    pub uintn_size: u8,
+    /// The vendor's own octets; none when their length does not fit the event.
+    pub vendor_info: Option<&'a [u8]>,
 }
 
 /// One digest of an event.
@@ -120,6 +238,14 @@ impl<'a> Event<'a> {
         (alg.digest(&[self.data]) == digest).then_some(self.data)
     }
 
+    /// Locality that the event says the TPM was started from. Exactly the 17-byte event in PCR 0;
+    /// other EV_NO_ACTION events say nothing about PCR 0.
+    pub fn startup_locality(&self) -> Option<u8> {
+        let (locality, head) = self.data.split_last()?;
+        let told = self.kind == EV_NO_ACTION && self.pcr == 0 && head == STARTUP_LOCALITY;
+        told.then_some(*locality)
+    }
+
     /// Whether the event extends a PCR.
     pub fn extends(&self) -> bool {
         self.kind != EV_NO_ACTION
@@ -133,12 +259,23 @@ pub struct Log<'a> {
     pub format: Format,
     /// Banks of the header, `TPM_ALG_ID` and digest size in bytes.
     pub banks: Vec<(u16, u16)>,
-    /// Every event after the header, in order.
+    /// Spec ID of the header; none in a SHA-1 log without it.
+    pub spec_id: Option<SpecId<'a>>,
+    /// Every event in order; without the header of the crypto-agile layout, which is none.
     pub events: Vec<Event<'a>>,
     /// Locality of TPM2_Startup, when the log says (0, 3 or 4).
     pub startup_locality: Option<u8>,
     /// Offset at which only padding follows, if any.
     pub padding_from: Option<usize>,
+}
+
+/// A log as far as it could be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reading<'a> {
+    /// What came before the damage; none when not even the header could be read.
+    pub log: Option<Log<'a>>,
+    /// The damage. A log with damage proves nothing: the daemon refuses it.
+    pub error: Option<LogError>,
 }
 
 impl<'a> Log<'a> {
@@ -147,61 +284,134 @@ impl<'a> Log<'a> {
     /// # Errors
     /// [`LogError`] with the event and offset. Event data never is an error.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, LogError> {
-        if bytes.is_empty() {
-            return Err(LogError::Empty);
+        match Self::read(bytes) {
+            Reading {
+                log: Some(log),
+                error: None,
+            } => Ok(log),
+            Reading { error, .. } => Err(error.unwrap_or(LogError::Empty)),
         }
+    }
+
+    /// Reads up to the end or the first damage.
+    pub fn read(bytes: &'a [u8]) -> Reading<'a> {
         let mut cursor = Cursor {
             bytes,
             offset: 0,
             event: 0,
         };
-        let first = cursor.event_sha1()?;
-        let agile = first.kind == EV_NO_ACTION && first.data.starts_with(SPEC_ID_CRYPTO_AGILE);
-        let mut log = if agile {
-            Log::with(Format::CryptoAgile, spec_id_banks(first.data)?)
-        } else {
-            let mut log = Log::with(Format::Sha1, vec![(HashAlg::Sha1.id(), 20)]);
-            log.push(first);
-            log
+        let mut reading = Self::begin(&mut cursor);
+        if let Some(log) = &mut reading.log {
+            if reading.error.is_none() {
+                reading.error = log.go_on(&mut cursor).err();
+            }
+            log.format = log.told_format();
+        }
+        reading
+    }
+
+    /// The first event, which says what the others look like.
+    fn begin(cursor: &mut Cursor<'a>) -> Reading<'a> {
+        let unread = |error| Reading {
+            log: None,
+            error: Some(error),
         };
-        let padding = Padding::of(bytes);
-        while cursor.offset < bytes.len() {
+        if cursor.bytes.is_empty() {
+            return unread(LogError::Empty);
+        }
+        if let Some(table) = CcelTable::parse(cursor.bytes) {
+            return unread(LogError::Table(table));
+        }
+        let first = match cursor.event_sha1() {
+            Ok(first) => first,
+            Err(error) => return unread(error),
+        };
+        if first.kind != EV_NO_ACTION || !first.data.starts_with(SPEC_ID_CRYPTO_AGILE) {
+            let mut log = Log::with(Format::Sha1, vec![(HashAlg::Sha1.id(), 20)]);
+            log.spec_id = spec_id_sha1(&first);
+            log.push(first);
+            return Reading {
+                log: Some(log),
+                error: None,
+            };
+        }
+        // A TPM's log has its header in PCR 0; that of a confidential machine in register 1.
+        let format = match first.pcr {
+            0 => Format::CryptoAgile,
+            _ => Format::Ccel,
+        };
+        let (spec_id, banks, error) = match spec_id_agile(first.data) {
+            Ok((spec_id, banks)) => (Some(spec_id), banks, None),
+            Err(error) => (None, Vec::new(), Some(error)),
+        };
+        let mut log = Log::with(format, banks);
+        log.spec_id = spec_id;
+        Reading {
+            log: Some(log),
+            error,
+        }
+    }
+
+    fn go_on(&mut self, cursor: &mut Cursor<'a>) -> Result<(), LogError> {
+        let padding = Padding::of(cursor.bytes);
+        while cursor.offset < cursor.bytes.len() {
             if padding.covers_from(cursor.offset) {
-                log.padding_from = Some(cursor.offset);
+                self.padding_from = Some(cursor.offset);
                 break;
             }
             cursor.event += 1;
             if cursor.event > EVENTS_MAX {
                 return Err(cursor.value("count", "at most 8192 events", cursor.event as u64));
             }
-            let event = match log.format {
+            let event = match self.format {
                 Format::Sha1 => cursor.event_sha1()?,
-                Format::CryptoAgile => cursor.event_agile(&log.banks)?,
+                Format::CryptoAgile | Format::Ccel => cursor.event_agile(&self.banks)?,
             };
-            log.push(event);
+            self.push(event);
         }
-        Ok(log)
+        Ok(())
     }
 
     fn with(format: Format, banks: Vec<(u16, u16)>) -> Self {
         Self {
             format,
             banks,
+            spec_id: None,
             events: Vec::new(),
             startup_locality: None,
             padding_from: None,
         }
     }
 
+    /// Some firmware of confidential machines has its header in register 0 as well. There is no
+    /// TPM log whose boot leaves PCR 0 and PCR 7 alone, and there are just four RTMRs.
+    fn told_format(&self) -> Format {
+        let old_banks = [HashAlg::Sha1.id(), HashAlg::Sha256.id()];
+        let mut extended = self
+            .events
+            .iter()
+            .filter(|event| event.extends())
+            .peekable();
+        let of_rtmrs = self.format == Format::CryptoAgile
+            && extended.peek().is_some()
+            && extended.all(|event| (1..=4).contains(&event.pcr))
+            && !self.banks.iter().any(|(id, _)| old_banks.contains(id));
+        if of_rtmrs { Format::Ccel } else { self.format }
+    }
+
+    /// Events with the header, as other tools count them.
+    pub fn count(&self) -> usize {
+        self.events.len() + usize::from(self.format != Format::Sha1)
+    }
+
     fn push(&mut self, event: Event<'a>) {
-        // Exactly the 17-byte event in PCR 0; other EV_NO_ACTION events say nothing about PCR 0.
-        if event.kind == EV_NO_ACTION
-            && event.pcr == 0
-            && let Some((locality, head)) = event.data.split_last()
-            && head == STARTUP_LOCALITY
+        // The first one counts. One that comes late still tells of TPM2_Startup, which was earlier
+        // than every extend; that it is late is told by `Log::notices`.
+        if let Some(locality) = event.startup_locality()
+            && LOCALITIES.contains(&locality)
             && self.startup_locality.is_none()
         {
-            self.startup_locality = Some(*locality);
+            self.startup_locality = Some(locality);
         }
         self.events.push(event);
     }
@@ -268,14 +478,15 @@ impl Padding {
     }
 }
 
-/// `TCG_EfiSpecIDEvent`: the banks and their digest sizes.
-fn spec_id_banks(data: &[u8]) -> Result<Vec<(u16, u16)>, LogError> {
+/// `TCG_EfiSpecIDEvent`, with the banks and their digest sizes.
+fn spec_id_agile(data: &[u8]) -> Result<(SpecId<'_>, Vec<(u16, u16)>), LogError> {
     let mut cursor = Cursor {
         bytes: data,
-        // Signature, platformClass, version minor, major, errata, uintnSize.
-        offset: 16 + 4 + 4,
+        offset: 16,
         event: 0,
     };
+    let platform_class = cursor.u32("platformClass")?;
+    let fields = cursor.take("specVersion", 4)?;
     let count = cursor.u32("numberOfAlgorithms")?;
     if count == 0 || count > DIGESTS_MAX {
         return Err(cursor.value("numberOfAlgorithms", "1 to 8", u64::from(count)));
@@ -293,7 +504,37 @@ fn spec_id_banks(data: &[u8]) -> Result<Vec<(u16, u16)>, LogError> {
         }
         banks.push((alg, size));
     }
-    Ok(banks)
+    let spec_id = SpecId {
+        signature: &data[..15],
+        platform_class,
+        version: (fields[1], fields[0]),
+        errata: fields[2],
+        uintn_size: fields[3],
+        vendor_info: vendor_info(data.get(cursor.offset..).unwrap_or_default()),
+    };
+    Ok((spec_id, banks))
+}
+
+/// `TCG_EfiSpecIdEvent` of the SHA-1 format: the same fields without banks. Nothing depends on it.
+fn spec_id_sha1<'a>(event: &Event<'a>) -> Option<SpecId<'a>> {
+    let (head, rest) = event.data.split_at_checked(16)?;
+    let (class, rest) = rest.split_at_checked(4)?;
+    let (fields, rest) = rest.split_at_checked(4)?;
+    let is_header = event.kind == EV_NO_ACTION && SPEC_ID_SHA1.iter().any(|known| head == *known);
+    is_header.then_some(SpecId {
+        signature: &head[..15],
+        platform_class: u32::from_le_bytes(class.try_into().ok()?),
+        version: (fields[1], fields[0]),
+        errata: fields[2],
+        uintn_size: fields[3],
+        vendor_info: vendor_info(rest),
+    })
+}
+
+/// One octet of length, then the octets.
+fn vendor_info(bytes: &[u8]) -> Option<&[u8]> {
+    let (&len, info) = bytes.split_first()?;
+    (info.len() == usize::from(len)).then_some(info)
 }
 
 struct Cursor<'a> {
