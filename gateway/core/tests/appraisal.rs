@@ -14,6 +14,7 @@ use attest_wire::v1::{
     Binding as WireBinding, Bytes, Challenge, DevIdAuth, Evidence, Hello, decode_challenge,
 };
 use boot::catalog::{Kind, Role};
+use gateway_core::appraisal::variables::SHIM_LOCK;
 use gateway_core::appraisal::{
     Admission, Appraisal, PossessionProven, QUOTED_PCRS, Refusal, RelayWord, TABLE, Verified,
     appraise_evidence, appraise_hello, make_challenge,
@@ -648,7 +649,9 @@ fn rejects_row_11_secure_boot_off_however_it_is_dressed() {
 
 #[test]
 fn authorities_of_old_shim_and_old_firmware_are_understood() {
-    let mok = log::variable([0x50; 16], "Shim", b"vendor certificate");
+    // As much of a certificate as is looked at: one DER SEQUENCE.
+    let certificate = [&[0x30, 0x12][..], b"vendor certificate"].concat();
+    let mok = log::variable([0x50; 16], "Shim", &certificate);
     let stray = [&mok[..], &[0, 0, 0, 0, 0, 0xaf]].concat();
     let hashed = log::sha256(&stray[..stray.len() - 1]);
     for (entry, quirk) in [
@@ -657,12 +660,7 @@ fn authorities_of_old_shim_and_old_firmware_are_understood() {
             "Q07-variable-padded",
         ),
         (
-            Entry::of(
-                7,
-                log::EV_AUTHORITY,
-                log::sha256(b"vendor certificate"),
-                &mok,
-            ),
+            Entry::of(7, log::EV_AUTHORITY, log::sha256(&certificate), &mok),
             "Q08-authority-content-hashed",
         ),
     ] {
@@ -671,6 +669,29 @@ fn authorities_of_old_shim_and_old_firmware_are_understood() {
         entries.push(entry);
         world.boots(&entries);
         assert_eq!(admitted(world.run()).facts.quirks, [quirk]);
+    }
+}
+
+/// Whatever hashes to its digest can be shown as the content of an authority. Only a certificate
+/// counts there: what firmware says in words that are not known here stays unknown.
+#[test]
+fn rejects_row_11_what_is_no_certificate_dressed_as_an_authority() {
+    for words in [
+        &b"UEFI Debug Mode, enabled"[..],
+        b"",
+        &[0x30],
+        &[0x30, 0x05, 1, 2],
+    ] {
+        for owner in [&[][..], &[7; 16]] {
+            let hashed = [owner, words].concat();
+            let dressed = log::variable(log::SECURITY_DATABASE, "db", &hashed);
+            rejects_boot("boot.variable", |log| {
+                log.insert(
+                    1,
+                    Entry::of(7, log::EV_AUTHORITY, log::sha256(&hashed), &dressed),
+                );
+            });
+        }
     }
 }
 
@@ -715,6 +736,14 @@ fn rejects_row_11_images_outside_the_catalogue() {
             log::EV_ACTION,
             [9; 32],
             b"Calling EFI Application",
+        ));
+    });
+    // Words of the firmware that do not belong there.
+    rejects_boot("boot.image", |log| {
+        log.push(Entry::measured(
+            4,
+            log::EV_ACTION,
+            b"DMA Protection Disabled",
         ));
     });
     let refusal = rejects("boot.image", |w| w.catalog.clear());
@@ -770,6 +799,37 @@ fn rejects_row_11_foreign_authorities_and_option_roms_by_policy() {
     admitted(world.run());
     world.policy = policy(&list([1; 32]));
     refused(world.run(), "boot.authority");
+    // The type is covered by no digest: as a setting of the firmware it is an authority all the same.
+    let mut entries = honest_log();
+    let at = position(&entries, 7, log::EV_AUTHORITY);
+    for kind in [log::EV_VARIABLE, log::EV_VARIABLE_BOOT, 0] {
+        entries[at].kind = kind;
+        world.boots(&entries);
+        refused(world.run(), "boot.authority");
+    }
+    // Before the separator, too.
+    let certificate = [&[7; 16][..], &[0x30, 7], b"foreign"].concat();
+    let foreign = log::variable(log::SECURITY_DATABASE, "db", &certificate);
+    world.policy = policy(&list(log::sha256(b"site certificate")));
+    let mut entries = honest_log();
+    entries.insert(1, Entry::measured(7, log::EV_VARIABLE, &foreign));
+    world.boots(&entries);
+    refused(world.run(), "boot.authority");
+    // Shim's state vouches for nothing; a certificate under its name does.
+    for (content, refuses) in [
+        (&b"sbat,1,2021030218\n"[..], false),
+        (&certificate[16..], true),
+    ] {
+        let shim = log::variable(SHIM_LOCK, "SbatLevel", content);
+        let mut entries = honest_log();
+        entries.push(Entry::measured(7, log::EV_AUTHORITY, &shim));
+        world.boots(&entries);
+        match refuses {
+            true => drop(refused(world.run(), "boot.authority")),
+            false => drop(admitted(world.run())),
+        }
+    }
+    world.boots(&honest_log());
     world.policy = policy("option_roms = \"listed\"");
     refused(world.run(), "boot.option_rom");
     world.policy = policy(&format!(

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use boot::catalog::{Artefact, Kind, Role};
 use gateway_core::appraisal::eventlog::Log;
+use gateway_core::appraisal::variables::SHIM_LOCK;
 use gateway_core::appraisal::{
     Appraisal, Binding, CatalogEntry, DevIdRules, EkDirectory, EkRoots, EvidenceContext,
     HelloContext, HelloFacts, Issued, TimeTrust, Verified, appraise_evidence, appraise_hello,
@@ -253,6 +254,25 @@ proptest! {
         }
     }
 
+    /// Many lies at once.
+    #[test]
+    fn many_lies_about_a_log_never_turn_a_refusal_into_an_admission(
+        which in any::<prop::sample::Index>(),
+        lies in prop::collection::vec(
+            (any::<prop::sample::Index>(), prop::sample::select(LYING_TYPES.to_vec()), 0u8..7, 0usize..4),
+            1..12,
+        ),
+    ) {
+        let bad = bad_boots();
+        let (what, policy, mut entries) = bad[which.index(bad.len())].clone();
+        for (at, kind, how, name) in lies {
+            let at = at.index(entries.len());
+            lie(&mut entries, at, kind, how, name);
+        }
+        let mut node = Node::new(honest());
+        prop_assert!(!admits(&mut node, &policy, &entries), "{}", what);
+    }
+
     #[test]
     fn one_changed_byte_of_evidence_never_changes_what_is_admitted(
         at in any::<prop::sample::Index>(),
@@ -279,6 +299,260 @@ proptest! {
         hello[at] = to;
         let _ = appraise_hello(&hello, &hello_context(&registry, &policy));
     }
+}
+
+/// fwupd/fwupd#11004 (a second EV_S_CRTM_VERSION event), fwupd/fwupd#2181 (an extend that the firmware
+/// did not log): which PCR, what was quoted and what the log gives.
+#[test]
+fn fwupd_11004_and_2181_a_mismatch_names_the_pcr_and_both_values() {
+    let entries = log::honest(&[[0xa1; 32], [0xb2; 32]], &[[3; 32]]);
+    let again = Entry::measured(0, log::EV_S_CRTM_VERSION, &log::utf16("again\0"));
+    let mut twice = entries.clone();
+    twice.insert(1, again);
+    let mut node = Node::new(LogBuilder::write(&twice));
+    let catalog = catalog();
+    assert_eq!(codes(&appraise(&node, &catalog)), Vec::<String>::new());
+    for (measured, logged) in [(&twice, &entries), (&entries, &twice)] {
+        node.log = LogBuilder {
+            extends: LogBuilder::write(measured).extends,
+            bytes: LogBuilder::write(logged).bytes,
+        };
+        let Appraisal::Refused(refusal) = appraise(&node, &catalog) else {
+            panic!("admitted");
+        };
+        let [reason] = refusal.reasons.as_slice() else {
+            panic!("{:?}", refusal.reasons);
+        };
+        let quoted = hex::encode(node.pcrs(&[])[&0]);
+        let bytes = LogBuilder::write(logged).bytes;
+        let replay = Log::parse(&bytes).unwrap();
+        let replay = replay.replay(attest_wire::tpm::HashAlg::Sha256).unwrap();
+        assert_eq!(reason.code, "eventlog.replay");
+        assert_eq!(reason.expected, format!("PCR 0 {quoted} (quoted)"));
+        assert_eq!(
+            reason.found,
+            format!("{} (replayed)", hex::encode(&replay[&0]))
+        );
+    }
+}
+
+/// keylime/keylime#1411: EV_IPL "MBR" in PCR 4 is read and replayed like any event. That it ran is a
+/// fact of the boot: it must be catalogued, whatever it is called.
+#[test]
+fn keylime_1411_a_boot_record_in_pcr_4_is_named_and_not_malformed() {
+    let mut entries = log::honest(&[[0xa1; 32], [0xb2; 32]], &[[3; 32]]);
+    entries.push(Entry::of(4, log::EV_IPL, [0x4d; 32], b"MBR"));
+    let node = Node::new(LogBuilder::write(&entries));
+    let Appraisal::Refused(refusal) = appraise(&node, &catalog()) else {
+        panic!("admitted");
+    };
+    let [reason] = refusal.reasons.as_slice() else {
+        panic!("{:?}", refusal.reasons);
+    };
+    assert_eq!(reason.code, "boot.image");
+    assert!(
+        reason.found.contains("in PCR 4, EV_IPL 4d4d"),
+        "{}",
+        reason.found
+    );
+    let mut known = catalog().to_vec();
+    known.push(artefact(
+        Kind::Ipxe,
+        1,
+        &serde_json::json!({ "pe_sha256": hex::encode([0x4d; 32]) }),
+    ));
+    assert_eq!(codes(&appraise(&node, &known)), Vec::<String>::new());
+}
+
+/// Types that a liar writes. `EV_NO_ACTION` is not among them: it takes the event out of the replay,
+/// which the quote refutes.
+const LYING_TYPES: [u32; 14] = [
+    0,
+    1,
+    2,
+    log::EV_SEPARATOR,
+    5,
+    6,
+    log::EV_S_CRTM_VERSION,
+    log::EV_IPL,
+    log::EV_VARIABLE,
+    log::EV_VARIABLE_BOOT,
+    log::EV_APPLICATION,
+    log::EV_DRIVER,
+    log::EV_ACTION,
+    log::EV_AUTHORITY,
+];
+
+/// A boot that must be refused, and the policy that refuses it.
+fn bad_boots() -> Vec<(&'static str, Policy, Vec<Entry>)> {
+    let honest = || log::honest(&[[0xa1; 32], [0xb2; 32]], &[[3; 32]]);
+    let standard = || Policy::preset(Preset::Standard);
+    let policy = |text: &str| {
+        let text = format!("version = 1\npreset = \"standard\"\n[boot]\n{text}\n");
+        Policy::parse(&text).unwrap()
+    };
+    let with = |at: usize, entry: Entry| {
+        let mut entries = honest();
+        entries.insert(at, entry);
+        entries
+    };
+    let off = log::variable(log::GLOBAL, "SecureBoot", &[0]);
+    let on = log::variable(log::GLOBAL, "SecureBoot", &[1]);
+    let mut secure_boot_off = honest();
+    secure_boot_off[1] = Entry::measured(7, log::EV_VARIABLE, &off);
+    let mut on_late = honest();
+    on_late.remove(1);
+    on_late.push(Entry::measured(7, log::EV_VARIABLE, &on));
+    let foreign = [&[7; 16][..], &[0x30, 7], b"foreign"].concat();
+    let foreign = log::variable(log::SECURITY_DATABASE, "db", &foreign);
+    let site = hex::encode(log::sha256(b"site certificate"));
+    let authorities = policy(&format!("authority_sha256 = [\"{site}\"]"));
+    vec![
+        ("secure boot off", standard(), secure_boot_off),
+        ("secure boot on too late", standard(), on_late),
+        (
+            "both values",
+            standard(),
+            with(1, Entry::measured(7, log::EV_VARIABLE, &off)),
+        ),
+        (
+            "debug mode",
+            standard(),
+            with(1, Entry::measured(7, log::EV_ACTION, b"UEFI Debug Mode")),
+        ),
+        (
+            "no DMA protection",
+            standard(),
+            with(
+                1,
+                Entry::measured(7, log::EV_ACTION, b"DMA Protection Disabled"),
+            ),
+        ),
+        (
+            "words that are not known",
+            standard(),
+            with(1, Entry::measured(7, log::EV_ACTION, b"Firmware Test Mode")),
+        ),
+        (
+            "a digest of nothing known",
+            standard(),
+            with(1, Entry::of(7, log::EV_ACTION, [0x77; 32], b"")),
+        ),
+        (
+            "a foreign image",
+            standard(),
+            with(20, Entry::of(4, log::EV_APPLICATION, [9; 32], &[0; 32])),
+        ),
+        (
+            "a separator of an error",
+            standard(),
+            with(
+                1,
+                Entry::measured(3, log::EV_SEPARATOR, &1u32.to_le_bytes()),
+            ),
+        ),
+        (
+            "a second separator",
+            standard(),
+            with(1, Entry::measured(7, log::EV_SEPARATOR, &[0; 4])),
+        ),
+        (
+            "a foreign authority",
+            authorities.clone(),
+            with(17, Entry::measured(7, log::EV_AUTHORITY, &foreign)),
+        ),
+        (
+            "a foreign authority before the separator",
+            authorities,
+            with(1, Entry::measured(7, log::EV_AUTHORITY, &foreign)),
+        ),
+        (
+            "a card's driver",
+            policy("option_roms = \"listed\""),
+            honest(),
+        ),
+        (
+            "a command line",
+            standard(),
+            with(
+                20,
+                Entry::measured(12, log::EV_IPL, &log::utf16("init=/bin/sh\0")),
+            ),
+        ),
+    ]
+}
+
+/// One lie about one event: its type, its data, or data made to fit another reading of its digest.
+fn lie(entries: &mut [Entry], at: usize, kind: u32, how: u8, name: usize) {
+    let entry = &mut entries[at];
+    let before = entry.data.clone();
+    entry.kind = kind;
+    let names = [
+        (log::GLOBAL, "SecureBoot"),
+        (log::SECURITY_DATABASE, "db"),
+        (SHIM_LOCK, "SbatLevel"),
+        (SHIM_LOCK, "Shim"),
+    ];
+    let (guid, name) = names[name % names.len()];
+    entry.data = match how % 7 {
+        0 => before,
+        // What is hashed, as the content of a variable.
+        1 => log::variable(guid, name, &before),
+        2 => [&before[..], &[0]].concat(),
+        3 => log::variable(guid, name, &[1]),
+        4 => log::variable(guid, name, &[&[7; 16][..], &[0x30, 2, 5, 0]].concat()),
+        5 => Vec::new(),
+        _ => vec![0; 4],
+    };
+}
+
+/// Whether a machine with that log is admitted. The node is made once: its keys take long.
+fn admits(node: &mut Node, policy: &Policy, entries: &[Entry]) -> bool {
+    node.log = LogBuilder::write(entries);
+    let registry = bound(node);
+    let catalog = catalog();
+    let prepared = prepare(node, &registry, policy);
+    let context = EvidenceContext {
+        policy,
+        bindings: &registry,
+        catalog: &catalog,
+        relay: None,
+    };
+    let evidence = prepared.evidence;
+    let judged = appraise_evidence(prepared.hello, prepared.issued, &evidence, &context);
+    matches!(judged, Appraisal::Admitted(_))
+}
+
+/// The caveat of every event log: no digest covers an event's type, and one covers its data only if
+/// somebody looks. What was measured is left as it is; types and data lie in every way that a
+/// reader could fall for.
+#[test]
+fn lies_about_types_and_data_never_turn_a_refusal_into_an_admission() {
+    let mut node = Node::new(honest());
+    let mut tried = 0;
+    for (what, policy, entries) in bad_boots() {
+        assert!(!admits(&mut node, &policy, &entries), "{what}");
+        // Each lie about each event, at the one that matters most in every way.
+        for at in 0..entries.len() {
+            for (round, &kind) in LYING_TYPES.iter().enumerate() {
+                for how in 0..7 {
+                    // The whole product would take minutes; every pair of two is there.
+                    if (at + round + usize::from(how)) % 5 != 0 {
+                        continue;
+                    }
+                    let mut lying = entries.clone();
+                    lie(&mut lying, at, kind, how, at + round);
+                    tried += 1;
+                    assert!(
+                        !admits(&mut node, &policy, &lying),
+                        "{what}: admitted with event {at} as {kind:#x}, data {how}"
+                    );
+                }
+            }
+        }
+    }
+    println!("{tried} lies, none believed");
+    assert!(tried > 4_000);
 }
 
 fn catalog() -> [CatalogEntry; 2] {

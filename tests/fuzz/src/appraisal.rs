@@ -3,7 +3,8 @@
 use attest_wire::templates::Template;
 use attest_wire::tpm::HashAlg;
 use gateway_core::appraisal::eventlog::Log;
-use gateway_core::appraisal::events::{Markers, Variable};
+use gateway_core::appraisal::events::Markers;
+use gateway_core::appraisal::variables::Variable;
 use gateway_core::appraisal::x509::Cert;
 use gateway_core::appraisal::{
     Binding, DevIdRules, EkDirectory, EkRoots, HelloContext, TimeTrust, appraise_hello, ek,

@@ -10,10 +10,12 @@ use attest_wire::tpm::HashAlg;
 use boot::catalog::{Artefact, Kind, Role};
 use sha2::{Digest as _, Sha256};
 
+use super::boot_events::SecureBoot;
 use super::eventlog::{Event, Log};
-use super::events::{BANK, EV_EFI_VARIABLE_AUTHORITY, Marker, Markers, Variable, type_name};
+use super::events::{BANK, Marker, Markers, type_name};
 use super::facts::CatalogEntry;
 use super::quirks::Quirk;
+use super::variables::Variable;
 use super::{Verified, shown};
 use crate::policy::{OptionRoms, Policy};
 use crate::reason::Reason;
@@ -103,12 +105,11 @@ impl BootJudge<'_> {
 
     /// PCR 7: every event understood; SecureBoot on, before the separator; no debug, no DMA hole.
     fn secure_boot(&mut self, log: &Log<'_>) {
-        let mut on = None;
-        let mut ended = false;
+        let mut state = SecureBoot::default();
         for event in extends(log, 7) {
             match self.markers.of(event) {
                 Some(Marker::Separator) => {
-                    ended = true;
+                    state.separator();
                     continue;
                 }
                 Some(Marker::Debug) => {
@@ -131,7 +132,17 @@ impl BootJudge<'_> {
                     );
                     continue;
                 }
-                Some(Marker::SeparatorError | Marker::BootAction) | None => {}
+                // Nothing of these belongs here; as a variable it is not understood.
+                Some(
+                    Marker::SeparatorError
+                    | Marker::BootCalled
+                    | Marker::BootReturned
+                    | Marker::BootAction
+                    | Marker::ExitBootServicesCalled
+                    | Marker::ExitBootServicesDone
+                    | Marker::ExitBootServicesFailed,
+                )
+                | None => {}
             }
             let Some((variable, quirk)) = Variable::proven(event) else {
                 self.refuse(
@@ -144,17 +155,13 @@ impl BootJudge<'_> {
                 continue;
             };
             self.quirks.extend(quirk);
-            if variable.is_global("SecureBoot") {
-                let is_on = variable.data == [1];
-                if !ended || !is_on {
-                    on = Some(on.unwrap_or(true) && is_on);
-                }
-            } else if ended && event.kind == EV_EFI_VARIABLE_AUTHORITY {
+            if state.is_authority(&variable) {
                 self.authority(&variable);
             }
+            state.variable(&variable);
         }
-        if on != Some(true) {
-            let found = match on {
+        if state.is_on() != Some(true) {
+            let found = match state.is_on() {
                 Some(_) => "SecureBoot is 0",
                 None => "no SecureBoot variable in PCR 7",
             };
@@ -174,9 +181,10 @@ impl BootJudge<'_> {
         if allowed.is_empty() {
             return;
         }
-        // EFI_SIGNATURE_DATA: owner GUID, then the certificate; shim's own variables have none.
-        let cert = variable.data.get(16..).unwrap_or_default();
-        let digest: [u8; 32] = Sha256::digest(cert).into();
+        // An image that db names by its digest stands there as owner GUID and digest.
+        let content = variable.data.get(16..).unwrap_or_default();
+        let voucher = variable.certificate().unwrap_or(content);
+        let digest: [u8; 32] = Sha256::digest(voucher).into();
         if !allowed.contains(&digest) {
             self.refuse(
                 "boot.authority",
@@ -194,7 +202,14 @@ impl BootJudge<'_> {
         let mut kernels: Vec<&str> = Vec::new();
         let mut judged: Vec<&[u8]> = Vec::new();
         for event in extends(log, 4) {
-            if self.markers.of(event).is_some() {
+            if let Some(
+                Marker::Separator
+                | Marker::SeparatorError
+                | Marker::BootCalled
+                | Marker::BootReturned
+                | Marker::BootAction,
+            ) = self.markers.of(event)
+            {
                 continue;
             }
             let Some(digest) = event.digest(BANK) else {

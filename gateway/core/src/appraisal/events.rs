@@ -1,12 +1,11 @@
-//! What events mean, for events whose data hashes to their digest or whose digest is known.
+//! What events mean whose digest is known: separators and the firmware's fixed texts.
 //!
-//! Nothing here trusts an event type: a reader asks "is this event the SecureBoot variable", and
-//! the answer rests on proven data.
+//! Nothing here trusts an event type: a reader asks "is this event the separator", and the answer
+//! rests on the digest. Variables are in `variables`.
 
 use attest_wire::tpm::HashAlg;
 
 use super::eventlog::Event;
-use super::quirks::Quirk;
 
 /// Bank that decisions are made in.
 pub const BANK: HashAlg = HashAlg::Sha256;
@@ -30,25 +29,37 @@ pub const EV_IPL: u32 = 0x0000_000d;
 /// `EV_EVENT_TAG`.
 pub const EV_EVENT_TAG: u32 = 0x0000_0006;
 
-/// `EFI_GLOBAL_VARIABLE`, as bytes of the log.
-pub const EFI_GLOBAL_VARIABLE: [u8; 16] = [
-    0x61, 0xdf, 0xe4, 0x8b, 0xca, 0x93, 0xd2, 0x11, 0xaa, 0x0d, 0x00, 0xe0, 0x98, 0x03, 0x2b, 0x8c,
-];
-
 /// Data of a separator that says "no error" (PFP 10.4.1).
 const SEPARATORS_GOOD: [[u8; 4]; 2] = [[0; 4], [0xff; 4]];
-/// Actions that firmware measures into PCR 4 around a boot attempt (PFP 10.4.4).
-const BOOT_ACTIONS: [&str; 5] = [
-    "Calling EFI Application from Boot Option",
-    "Returning from EFI Application from Boot Option",
-    "BOOT ATTEMPTS OMITTED",
-    "Booting to Setup",
-    "Entering ROM Based Setup",
+/// Texts that firmware measures (PFP 10.4.4): around a boot attempt into PCR 4, at the end of the
+/// boot services into PCR 5, under a debugger or without an IOMMU at work into PCR 7.
+const ACTIONS: [(&str, Marker); 10] = [
+    (
+        "Calling EFI Application from Boot Option",
+        Marker::BootCalled,
+    ),
+    (
+        "Returning from EFI Application from Boot Option",
+        Marker::BootReturned,
+    ),
+    ("BOOT ATTEMPTS OMITTED", Marker::BootAction),
+    ("Booting to Setup", Marker::BootAction),
+    ("Entering ROM Based Setup", Marker::BootAction),
+    (
+        "Exit Boot Services Invocation",
+        Marker::ExitBootServicesCalled,
+    ),
+    (
+        "Exit Boot Services Returned with Success",
+        Marker::ExitBootServicesDone,
+    ),
+    (
+        "Exit Boot Services Returned with Failure",
+        Marker::ExitBootServicesFailed,
+    ),
+    ("UEFI Debug Mode", Marker::Debug),
+    ("DMA Protection Disabled", Marker::DmaOff),
 ];
-/// Measured into PCR 7 when firmware runs under a debugger.
-const DEBUG_ACTION: &str = "UEFI Debug Mode";
-/// Measured into PCR 7 when the IOMMU does not protect boot.
-const DMA_ACTION: &str = "DMA Protection Disabled";
 
 /// A proven action string, or a separator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,16 +68,29 @@ pub enum Marker {
     Separator,
     /// Separator after a firmware error.
     SeparatorError,
-    /// Firmware called or left a boot option.
+    /// Firmware started a boot option.
+    BootCalled,
+    /// The boot option came back.
+    BootReturned,
+    /// Something else of the boot manager: set-up was entered, attempts are not logged.
     BootAction,
+    /// ExitBootServices was called.
+    ExitBootServicesCalled,
+    /// It succeeded.
+    ExitBootServicesDone,
+    /// It failed.
+    ExitBootServicesFailed,
     /// Firmware runs under a debugger.
     Debug,
     /// DMA protection is off.
     DmaOff,
 }
 
-/// Digests of every marker, computed once.
-pub struct Markers(Vec<(Vec<u8>, Marker)>);
+/// Digests of every marker in one bank, computed once.
+pub struct Markers {
+    bank: HashAlg,
+    table: Vec<(Vec<u8>, Marker)>,
+}
 
 impl Default for Markers {
     fn default() -> Self {
@@ -75,104 +99,32 @@ impl Default for Markers {
 }
 
 impl Markers {
-    /// The table.
+    /// The table of the bank that decisions are made in.
     pub fn new() -> Self {
+        Self::in_bank(BANK)
+    }
+
+    /// The table of another bank, to look at logs that do not have that one.
+    pub fn in_bank(bank: HashAlg) -> Self {
         let mut table = Vec::new();
-        let mut add = |data: &[u8], marker| table.push((BANK.digest(&[data]), marker));
+        let mut add = |data: &[u8], marker| table.push((bank.digest(&[data]), marker));
         for data in SEPARATORS_GOOD {
             add(&data, Marker::Separator);
         }
         add(&1u32.to_le_bytes(), Marker::SeparatorError);
-        for (texts, marker) in [
-            (BOOT_ACTIONS.as_slice(), Marker::BootAction),
-            (&[DEBUG_ACTION], Marker::Debug),
-            (&[DMA_ACTION], Marker::DmaOff),
-        ] {
-            for text in texts {
-                // Some firmware measures the terminating NUL, too.
-                add(text.as_bytes(), marker);
-                add(format!("{text}\0").as_bytes(), marker);
-            }
+        for (text, marker) in ACTIONS {
+            // Some firmware measures the terminating NUL, too.
+            add(text.as_bytes(), marker);
+            add(format!("{text}\0").as_bytes(), marker);
         }
-        Self(table)
+        Self { bank, table }
     }
 
     /// What an event's digest stands for; the type and data it claims do not matter.
     pub fn of(&self, event: &Event<'_>) -> Option<Marker> {
-        let digest = event.digest(BANK)?;
-        let (_, marker) = self.0.iter().find(|(known, _)| known == digest)?;
+        let digest = event.digest(self.bank)?;
+        let (_, marker) = self.table.iter().find(|(known, _)| known == digest)?;
         Some(*marker)
-    }
-}
-
-/// `UEFI_VARIABLE_DATA` (PFP 10.2.6).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Variable<'a> {
-    /// Vendor GUID as in the log.
-    pub guid: [u8; 16],
-    /// Name.
-    pub name: String,
-    /// Content.
-    pub data: &'a [u8],
-}
-
-impl<'a> Variable<'a> {
-    /// Parses; none when the lengths do not fit. Up to eight zero bytes may follow (old shim).
-    pub fn parse(data: &'a [u8]) -> Option<Self> {
-        let (guid, rest) = data.split_at_checked(16)?;
-        let (name_len, rest) = rest.split_at_checked(8)?;
-        let (data_len, rest) = rest.split_at_checked(8)?;
-        let name_len = usize::try_from(u64::from_le_bytes(name_len.try_into().ok()?)).ok()?;
-        let data_len = usize::try_from(u64::from_le_bytes(data_len.try_into().ok()?)).ok()?;
-        let (name, content) = rest.split_at_checked(name_len.checked_mul(2)?)?;
-        let (content, padding) = content.split_at_checked(data_len)?;
-        if padding.len() > 8 || padding.iter().any(|&b| b != 0) {
-            return None;
-        }
-        let units = name
-            .chunks_exact(2)
-            .map(|c| u16::from_le_bytes([c[0], c[1]]));
-        let name: String = char::decode_utf16(units).collect::<Result<_, _>>().ok()?;
-        Some(Self {
-            guid: guid.try_into().ok()?,
-            name,
-            data: content,
-        })
-    }
-
-    /// A variable that the event's digest proves, and the quirk the proof needed.
-    ///
-    /// The digest covers the whole `UEFI_VARIABLE_DATA`; for authorities some firmware hashes the
-    /// variable's content only, and old shim logs one stray byte more than it hashed.
-    pub fn proven(event: &Event<'a>) -> Option<(Self, Option<Quirk>)> {
-        if let Some(data) = event.data_proven(BANK) {
-            return Some((Self::parse(data)?, None));
-        }
-        let digest = event.digest(BANK)?;
-        if event.kind != EV_EFI_VARIABLE_AUTHORITY {
-            return None;
-        }
-        if let Some((_, hashed)) = event.data.split_last()
-            && BANK.digest(&[hashed]) == digest
-        {
-            return Some((Self::parse(hashed)?, Some(Quirk::VariablePadded)));
-        }
-        let variable = Self::parse(event.data)?;
-        if BANK.digest(&[variable.data]) != digest {
-            return None;
-        }
-        // The type is unprotected: the data of a "SecureBoot = 0" event wrapped as the content of
-        // an authority would pass this proof and hide it. Then the inner variable counts.
-        let inner = Self::parse(variable.data);
-        Some((
-            inner.unwrap_or(variable),
-            Some(Quirk::AuthorityContentHashed),
-        ))
-    }
-
-    /// Whether it is the global variable of that name.
-    pub fn is_global(&self, name: &str) -> bool {
-        self.guid == EFI_GLOBAL_VARIABLE && self.name == name
     }
 }
 

@@ -6,11 +6,13 @@
 //! in as arguments. Read `TABLE` first, then the two functions; each row has its file.
 
 mod ak;
+pub mod boot_events;
 mod boot_policy;
 pub mod ek;
 pub mod eventlog;
 pub mod events;
 mod facts;
+pub mod notices;
 mod platform;
 mod port;
 pub mod quirks;
@@ -18,6 +20,7 @@ mod quote;
 mod relay;
 mod signature;
 mod table;
+pub mod variables;
 pub mod x509;
 
 use std::collections::BTreeSet;
