@@ -5,6 +5,8 @@
 
 #[path = "inspect/agreement.rs"]
 mod agreement;
+#[path = "inspect/eventlog.rs"]
+mod eventlog;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

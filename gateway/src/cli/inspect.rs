@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io::{BufWriter, Read as _, Write as _};
 use std::path::Path;
 
-use super::{Exit, Failure, InspectCommand, QuoteArg};
-use crate::inspect::{FILE_LEN_MAX, Protocol, QUOTE_LEN_MAX, Source, inspect, quote};
+use super::{EventLogArgs, Exit, Failure, InspectCommand, QuoteArg};
+use crate::inspect::{FILE_LEN_MAX, Protocol, QUOTE_LEN_MAX, Source, eventlog, inspect, quote};
 
-/// Prints one JSON object for each frame, with or without `--json`.
+/// Prints one JSON object for each frame, or one for the event log, with or without `--json`.
 ///
-/// Exit code 0 when the whole file was read, whatever the frames are like; 1 when the file is no
-/// capture or is damaged (what came before was printed); 2 when it cannot be opened.
+/// Exit code 0 when the whole file was read, whatever is in it; 1 when the file is another one or
+/// damaged (what came before was printed); 2 when it cannot be opened.
 pub(super) fn run(command: &InspectCommand) -> Result<Exit, Failure> {
     let (protocol, path) = match command {
         InspectCommand::Dhcp(args) => (Protocol::Dhcp, &args.file),
@@ -18,6 +18,7 @@ pub(super) fn run(command: &InspectCommand) -> Result<Exit, Failure> {
         InspectCommand::Tftp(args) => (Protocol::Tftp, &args.file),
         InspectCommand::Lldp(args) => (Protocol::Lldp, &args.file),
         InspectCommand::Quote(args) => return run_quote(args),
+        InspectCommand::Eventlog(args) => return event_log(args),
     };
     let file = read(path, FILE_LEN_MAX)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -66,6 +67,21 @@ fn run_quote(args: &QuoteArg) -> Result<Exit, Failure> {
     Ok(if read { Exit::Done } else { Exit::Refused })
 }
 
+fn event_log(args: &EventLogArgs) -> Result<Exit, Failure> {
+    let file = read(&args.file, eventlog::FILE_LEN_MAX)?;
+    let seen = eventlog::inspect(&file, args.events);
+    // A closed pipe is not an error of ours.
+    let _ = writeln!(std::io::stdout().lock(), "{}", seen.line);
+    match seen.damage {
+        None => Ok(Exit::Done),
+        Some(damage) => Err(Failure::told(
+            Exit::Refused,
+            format!("{}: {damage}", args.file.display()),
+        )),
+    }
+}
+
+/// The whole file, to its end: files of the kernel say that they are empty and come in pieces.
 fn read(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
     let cannot = |error: std::io::Error| {
         Failure::told(

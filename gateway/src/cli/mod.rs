@@ -209,7 +209,7 @@ pub enum Command {
     Status(Desk),
     /// What LLDP says of the appliance's own cables.
     Neighbours(Desk),
-    /// Look into a capture file (pcap, pcapng): one JSON object for each frame.
+    /// Look into a capture file (pcap, pcapng), one JSON object for each frame, or an event log.
     #[command(subcommand)]
     Inspect(InspectCommand),
 }
@@ -227,6 +227,8 @@ pub enum InspectCommand {
     Lldp(CaptureArg),
     /// A TPM's quote or other attestation: what it says, and whether a key of the files signed it.
     Quote(QuoteArg),
+    /// A firmware's event log: one JSON object with its replay and what it says of the boot.
+    Eventlog(EventLogArgs),
 }
 
 /// Files of one attestation.
@@ -240,6 +242,16 @@ pub struct QuoteArg {
     /// The qualifying data that was asked for, in hex.
     #[arg(long)]
     pub nonce: Option<String>,
+}
+
+/// Which event log.
+#[derive(Debug, Clone, Args)]
+pub struct EventLogArgs {
+    /// Event log, as in /sys/kernel/security/tpm0/binary_bios_measurements.
+    pub file: PathBuf,
+    /// Every event as well, as `event_list`.
+    #[arg(long)]
+    pub events: bool,
 }
 
 /// Which capture file.

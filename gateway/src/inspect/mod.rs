@@ -1,12 +1,15 @@
-//! `vestibule inspect`: what a capture file holds, one JSON object for each frame.
+//! `vestibule inspect`: what a capture file holds, one JSON object for each frame; and, one object for
+//! the file, what an event log (`eventlog`) or an attestation (`quote`) says.
 //!
 //! Pure: octets in, lines out. The reading is `netstack`'s, the same that the daemon does, so what an
 //! operator sees here is what the daemon made of the frame. Field names are stable and described in
 //! docs/INSPECT.md; a field is never renamed, a new one may appear. Each protocol is one file with
 //! one `Inspect`.
 
+mod device_path;
 mod dhcp;
 mod dhcp6;
+pub mod eventlog;
 mod lldp;
 mod quote;
 mod tftp;
