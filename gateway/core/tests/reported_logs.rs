@@ -170,6 +170,18 @@ fn tpm2_tools_3457_a_digest_of_something_else_is_noted_only() {
     assert_eq!(pcr0, &extended_once(HashAlg::Sha256, 0, &[9; 32]));
 }
 
+/// No report: a dynamic launch sets PCR 17 to 22 to zero before its first extend.
+#[test]
+fn what_extends_pcr_17_begins_at_zero_and_what_nothing_extends_is_all_ones() {
+    let log = LogBuilder::write(&[Entry::of(17, log::EV_S_CRTM_VERSION, [5; 32], b"v")]);
+    let log = Log::parse(&log.bytes).unwrap();
+    let alg = HashAlg::Sha256;
+    let pcrs = log.replay(alg).unwrap();
+    assert_eq!(pcrs[&17], extended_once(alg, 0, &[5; 32]));
+    assert_eq!(pcrs.get(&18), None);
+    assert_eq!(log.reset_value(alg, 18), [0xff; 32]);
+}
+
 /// No report: the forms of logs that the collected ones do not have.
 #[test]
 fn registers_and_banks_that_are_not_ours_are_read_by_their_size() {

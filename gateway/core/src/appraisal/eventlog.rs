@@ -431,15 +431,18 @@ impl<'a> Log<'a> {
             let Some(digest) = event.digest(alg) else {
                 continue;
             };
-            let value = pcrs
-                .entry(event.pcr)
-                .or_insert_with(|| self.reset_value(alg, event.pcr));
+            // What extends PCR 17 to 22 runs after a dynamic launch, which set them to zero.
+            let value = pcrs.entry(event.pcr).or_insert_with(|| match event.pcr {
+                17..=22 => vec![0; alg.size()],
+                pcr => self.reset_value(alg, pcr),
+            });
             *value = alg.digest(&[value, digest]);
         }
         Some(pcrs)
     }
 
-    /// Value of a PCR before the first event (PC Client Platform TPM Profile, 4.6.2).
+    /// Value of a PCR that no event extends (PC Client Platform TPM Profile, 4.6.2): what it has after
+    /// TPM2_Startup.
     pub fn reset_value(&self, alg: HashAlg, pcr: u8) -> Vec<u8> {
         let mut value = vec![if (17..=22).contains(&pcr) { 0xff } else { 0 }; alg.size()];
         if pcr == 0
