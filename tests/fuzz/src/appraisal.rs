@@ -2,9 +2,11 @@
 
 use attest_wire::templates::Template;
 use attest_wire::tpm::HashAlg;
+use gateway_core::appraisal::boot_events::BootEvents;
 use gateway_core::appraisal::eventlog::Log;
 use gateway_core::appraisal::events::Markers;
-use gateway_core::appraisal::variables::Variable;
+use gateway_core::appraisal::notices::{NOTICES_MAX, notices};
+use gateway_core::appraisal::variables::{Signature, Variable};
 use gateway_core::appraisal::x509::Cert;
 use gateway_core::appraisal::{
     Binding, DevIdRules, EkDirectory, EkRoots, HelloContext, TimeTrust, appraise_hello, ek,
@@ -14,7 +16,20 @@ use gateway_core::policy::{Policy, Preset};
 
 /// An event log is parsed, replayed in each bank, and each event looked at.
 pub fn event_log(data: &[u8]) {
-    let Ok(log) = Log::parse(data) else { return };
+    let reading = Log::read(data);
+    if let Some(log) = &reading.log {
+        told(log, data.len());
+    }
+    let log = match (Log::parse(data), reading.error) {
+        (Ok(log), None) => log,
+        (Err(refused), Some(error)) => {
+            assert_eq!(refused, error);
+            assert!(!error.expected().is_empty() && !error.found().is_empty());
+            return;
+        }
+        (parsed, error) => panic!("{parsed:?} read with {error:?}"),
+    };
+    assert_eq!(reading.log.as_ref(), Some(&log));
     for alg in [
         HashAlg::Sha1,
         HashAlg::Sha256,
@@ -30,6 +45,7 @@ pub fn event_log(data: &[u8]) {
         let _ = markers.of(event);
         let _ = Variable::proven(event);
         let _ = Variable::parse(event.data);
+        let _ = Signature::lists(event.data);
     }
     // Padding is no part of the log.
     let mut padded = data.to_vec();
@@ -37,6 +53,35 @@ pub fn event_log(data: &[u8]) {
     if let Ok(again) = Log::parse(&padded) {
         assert_eq!(again.replay(HashAlg::Sha256), log.replay(HashAlg::Sha256));
     }
+}
+
+/// What a log says, of as much of it as could be read: bounded, and of events that are there.
+fn told(log: &Log<'_>, len: usize) {
+    assert!(notices(log).len() <= NOTICES_MAX + 1);
+    let Some(boot) = BootEvents::read(log) else {
+        return;
+    };
+    let known = |event: usize| log.events.iter().any(|there| there.index == event);
+    for image in &boot.images {
+        assert!(known(image.event) && image.digest.len() == boot.bank.size());
+    }
+    for attempt in &boot.attempts {
+        assert!(attempt.images.iter().all(|&event| event > attempt.event));
+    }
+    for database in &boot.databases {
+        let entries = database.entries.as_deref().unwrap_or_default();
+        assert!(
+            entries.len() * 17 <= len,
+            "more entries than there is room for"
+        );
+        assert!(entries.iter().all(|entry| !entry.digest().is_empty()));
+    }
+    for authority in &boot.authorities {
+        let certificate = authority.variable.certificate().unwrap_or_default();
+        assert!(certificate.len() <= authority.variable.data.len());
+    }
+    // What somebody says of Secure Boot rests on a digest in this log.
+    assert!(boot.secure_boot.is_none() || !log.events.is_empty());
 }
 
 /// A certificate from a TPM's NV memory, and files of vendors' roots. Against no root and against
@@ -114,9 +159,56 @@ pub fn event_log_seeds() -> Vec<Vec<u8>> {
     ]
     .concat();
     let sha1 = event(4, 4, &HashAlg::Sha1.digest(&[&separator]), &separator);
+    // A key database, an authority and an image behind the separator; measurement registers.
+    let certificate = [&[7; 16][..], &[0x30, 3, 5, 1, 0]].concat();
+    let list = [
+        &[
+            0xa1, 0x59, 0xc0, 0xa5, 0xe4, 0x94, 0xa7, 0x4a, 0x87, 0xb5, 0xab, 0x15, 0x5c, 0x2b,
+            0xf0, 0x72,
+        ][..],
+        &(28 + 21u32).to_le_bytes(),
+        &0u32.to_le_bytes(),
+        &21u32.to_le_bytes(),
+        &certificate,
+    ]
+    .concat();
+    let db = |content: &[u8]| {
+        [
+            &[
+                0xcb, 0xb2, 0x19, 0xd7, 0x3a, 0x3d, 0x96, 0x45, 0xa3, 0xbc, 0xda, 0xd0, 0x0e, 0x67,
+                0x65, 0x6f,
+            ][..],
+            &2u64.to_le_bytes(),
+            &(content.len() as u64).to_le_bytes(),
+            b"d\0b\0",
+            content,
+        ]
+        .concat()
+    };
+    let (list, certificate) = (db(&list), db(&certificate));
+    let path = [
+        &[0; 24][..],
+        &8u64.to_le_bytes(),
+        &[4, 4, 4, 0, 0x7f, 0xff, 4, 0],
+    ]
+    .concat();
+    let call = b"Calling EFI Application from Boot Option";
+    let rest = |settings: u32, images: u32| {
+        [
+            event(settings, 0x8000_0001, &digests(&list), &list),
+            event(settings, 4, &digests(&separator), &separator),
+            event(settings, 0x8000_00e0, &digests(&certificate), &certificate),
+            event(images, 0x8000_0007, &digests(call), call),
+            event(images, 0x8000_0003, &digests(b"image"), &path),
+            event(8, 0x0d, &digests(b"boot"), b"grub_cmd: boot\0"),
+        ]
+        .concat()
+    };
+    let boot = [event(0, 3, &[0; 20], &spec_id), rest(7, 4)].concat();
+    let confidential = [event(1, 3, &[0; 20], &spec_id), rest(1, 2)].concat();
     // As many events of zeros as fit an evidence body, and no padding at the end.
     let zeros = [&vec![0; 262_143][..], &[1]].concat();
-    vec![agile, sha1.repeat(3), zeros]
+    vec![agile, sha1.repeat(3), boot, confidential, zeros]
 }
 
 /// No certificate can be made without a key: the field files and mutations must do.
