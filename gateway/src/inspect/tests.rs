@@ -527,4 +527,9 @@ fn the_documented_names_are_those_of_the_lines() {
         let documented: BTreeSet<String> = every.union(&documented(heading)).cloned().collect();
         assert_eq!(names, documented, "{heading}");
     }
+    let log = super::eventlog::inspect(&[], false).line;
+    let log: Value = serde_json::from_str(&log).unwrap();
+    let mut names: BTreeSet<String> = log.as_object().unwrap().keys().cloned().collect();
+    assert!(names.insert("event_list".into()), "only with --events");
+    assert_eq!(names, documented("eventlog"));
 }
