@@ -83,6 +83,7 @@ pub struct Policy {
     classes: BTreeMap<String, Modes>,
     require_ek_cert: bool,
     allow_expired_ek_cert: bool,
+    crl: Mode,
     claims: bool,
     option_roms: OptionRoms,
     option_rom_sha256: Vec<[u8; 32]>,
@@ -148,6 +149,12 @@ impl Policy {
         self.allow_expired_ek_cert
     }
 
+    /// What it does when it is not known whether a certificate of an EK chain is revoked: the list is
+    /// missing, stale or not signed. A revoked one is always refused by row 4.
+    pub fn crl(&self) -> Mode {
+        self.crl
+    }
+
     /// Whether a machine with unknown EKs may become a pending claim.
     pub fn claims(&self) -> bool {
         self.claims
@@ -179,6 +186,7 @@ fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
     let ek = root.section("ek");
     let require_cert = ek.boolean("require_cert");
     let allow_expired = ek.boolean("allow_expired");
+    let crl = ek.choice("crl", &MODES);
     ek.close();
 
     let enrol = root.section("enrol");
@@ -213,6 +221,7 @@ fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
         classes,
         require_ek_cert: require_cert.unwrap_or(strict),
         allow_expired_ek_cert: allow_expired.unwrap_or(false),
+        crl: crl.unwrap_or(Mode::Report),
         claims: claims.unwrap_or(true),
         option_roms: option_roms.unwrap_or(if strict {
             OptionRoms::Listed

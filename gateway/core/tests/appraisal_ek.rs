@@ -3,161 +3,21 @@
 #![allow(clippy::unwrap_used)]
 
 mod support;
+#[path = "support/vendor.rs"]
+mod vendor;
 
-use attest_wire::tpm::Public;
-use gateway_core::appraisal::ek::{Assurance, EkRoots, TimeTrust, appraise_cert};
+use gateway_core::appraisal::ek::{Assurance, EkRoots, Noted, TimeTrust, appraise_cert};
 use gateway_core::appraisal::quirks::Quirk;
-use gateway_core::appraisal::x509::Cert;
 use gateway_core::identity::UnixMillis;
 use gateway_core::policy::{Policy, Preset};
 use rand_core::OsRng;
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SubjectPublicKeyInfo,
+    BasicConstraints, CertificateParams, CustomExtension, ExtendedKeyUsagePurpose, IsCa,
+    KeyUsagePurpose,
 };
 use support::NodeEk;
-use time::{Duration, OffsetDateTime};
-
-const EKU_EK: &[u64] = &[2, 23, 133, 8, 1];
-/// 2025-06-01, seconds since 1970.
-const NOW: i64 = 1_748_736_000;
-
-struct Ca {
-    der: Vec<u8>,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-fn at(secs: i64) -> OffsetDateTime {
-    OffsetDateTime::from_unix_timestamp(secs).unwrap()
-}
-
-fn ca_params(name: &str, ca: IsCa) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    let mut dn = DistinguishedName::new();
-    dn.push(DnType::CommonName, name);
-    params.distinguished_name = dn;
-    params.is_ca = ca;
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    params.not_before = at(NOW) - Duration::days(3650);
-    params.not_after = at(NOW) + Duration::days(3650);
-    params
-}
-
-fn unlimited() -> IsCa {
-    IsCa::Ca(BasicConstraints::Unconstrained)
-}
-
-fn root(name: &str) -> Ca {
-    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
-    let params = ca_params(name, unlimited());
-    let der = params.self_signed(&key).unwrap().der().to_vec();
-    Ca {
-        der,
-        issuer: Issuer::new(params, key),
-    }
-}
-
-fn intermediate(parent: &Ca, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Ca {
-    let key = KeyPair::generate().unwrap();
-    let mut params = ca_params(name, unlimited());
-    change(&mut params);
-    let der = params
-        .signed_by(&key, &parent.issuer)
-        .unwrap()
-        .der()
-        .to_vec();
-    Ca {
-        der,
-        issuer: Issuer::new(params, key),
-    }
-}
-
-/// An EK certificate as vendors make it: empty subject, critical SAN with the TPM's names.
-fn ek_params() -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.not_before = at(NOW) - Duration::days(365);
-    params.not_after = at(NOW) + Duration::days(365);
-    params.key_usages = vec![KeyUsagePurpose::KeyAgreement];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Other(EKU_EK.to_vec())];
-    params.custom_extensions = vec![san(true)];
-    params
-}
-
-/// SubjectAltName with directoryName {2.23.133.2.1 = "id:54534554"}.
-fn san(critical: bool) -> CustomExtension {
-    let value = b"id:54534554";
-    let oid = [0x06, 0x05, 0x67, 0x81, 0x05, 0x02, 0x01];
-    let wrap = |tag: u8, inside: &[u8]| [&[tag, inside.len() as u8][..], inside].concat();
-    let attribute = wrap(0x30, &[&oid[..], &wrap(0x0c, value)].concat());
-    let name = wrap(0x30, &wrap(0x31, &attribute));
-    let content = wrap(0x30, &wrap(0xa4, &name));
-    let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 17], content);
-    extension.set_criticality(critical);
-    extension
-}
-
-fn issue(ek: &Public, ca: &Ca, change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
-    let mut params = ek_params();
-    change(&mut params);
-    let spki = SubjectPublicKeyInfo::from_der(&ek.spki_der().unwrap()).unwrap();
-    params.signed_by(&spki, &ca.issuer).unwrap().der().to_vec()
-}
-
-struct Vendor {
-    root: Ca,
-    ica: Ca,
-    ek: Public,
-}
-
-impl Vendor {
-    fn new() -> Self {
-        let root = root("Vendor Root");
-        let ica = intermediate(&root, "Vendor EK CA", |_| {});
-        Self {
-            root,
-            ica,
-            ek: NodeEk::p256(&mut OsRng).public,
-        }
-    }
-
-    fn roots(&self) -> EkRoots {
-        let mut roots = EkRoots::default();
-        assert_eq!(roots.add(&self.root.der), Ok(1));
-        roots
-    }
-
-    fn judge(&self, cert: &[u8], chain: &[&[u8]]) -> Result<Assurance, String> {
-        self.judge_at(cert, chain, rtc(NOW), &Policy::preset(Preset::Standard))
-            .map(|(assurance, _)| assurance)
-    }
-
-    fn judge_at(
-        &self,
-        cert: &[u8],
-        chain: &[&[u8]],
-        time: TimeTrust,
-        policy: &Policy,
-    ) -> Result<(Assurance, Vec<Quirk>), String> {
-        let chain: Vec<Cert> = chain.iter().map(|der| Cert::parse(der).unwrap()).collect();
-        let mut quirks = Vec::new();
-        appraise_cert(
-            &self.ek,
-            cert,
-            &chain,
-            &self.roots(),
-            time,
-            policy,
-            &mut quirks,
-        )
-        .map(|assurance| (assurance, quirks))
-        .map_err(|reason| reason.code.into_owned())
-    }
-}
-
-fn rtc(secs: i64) -> TimeTrust {
-    TimeTrust::Rtc(UnixMillis(secs as u64 * 1000))
-}
+use time::Duration;
+use vendor::{NOW, Vendor, at, intermediate, issue, root, rtc, unlimited};
 
 #[track_caller]
 fn refused(result: Result<Assurance, String>, code: &str) {
@@ -184,7 +44,7 @@ fn a_vendor_chain_passes_and_names_the_tpm() {
         &roots,
         rtc(NOW),
         &policy,
-        &mut vec![],
+        &mut Noted::default(),
     )
     .unwrap();
 }

@@ -3,14 +3,17 @@
 //! A certificate says that a vendor made the TPM, not whose machine it is in. Sources: TCG EK
 //! Credential Profile for TPM 2.0 revision 2.5; RFC 5280 section 6 reduced to EK chains.
 
-use attest_wire::tpm::{Public, PublicKind};
+use attest_wire::tpm::{Curve as TpmCurve, Public, PublicKind};
 use sha2::{Digest as _, Sha256};
 
 use super::quirks::Quirk;
+use super::revocation::{self, LoadedCrl, Status};
 use super::shown;
-use super::x509::{Cert, CertError, CertKey, TpmNames};
+use super::x509::{
+    self, Cert, CertError, CertKey, Crl, CrlError, Curve, RsaUse, TpmNames, What, names_equal,
+};
 use crate::identity::UnixMillis;
-use crate::policy::Policy;
+use crate::policy::{Mode, Policy};
 use crate::reason::Reason;
 
 const PROFILE: &str = "TCG EK Credential Profile 2.5";
@@ -20,11 +23,15 @@ const RFC5280: &str = "RFC 5280 section 6.1";
 const DEPTH_MAX: usize = 6;
 /// Signatures verified for one EK; a hostile chain must not buy more.
 const SIGNATURES_MAX: usize = 24;
+/// Revocation lists in total: one for each CA of every vendor, twice.
+const CRLS_MAX: usize = 1024;
 
-/// Key usage bits as x509-parser counts them (bit 0 = digitalSignature).
-const KU_KEY_ENCIPHERMENT: u16 = 1 << 2;
-const KU_KEY_AGREEMENT: u16 = 1 << 4;
-const KU_KEY_CERT_SIGN: u16 = 1 << 5;
+use x509::{KU_KEY_AGREEMENT, KU_KEY_CERT_SIGN, KU_KEY_ENCIPHERMENT};
+
+/// `tcg-kp-EKCertificate`.
+const EKU_EK: &str = "2.23.133.8.1";
+/// `anyExtendedKeyUsage`.
+const EKU_ANY: &str = "2.5.29.37.0";
 
 /// How far the wall clock may be believed (docs/PROTOCOL.md section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +50,7 @@ pub enum TimeTrust {
 
 impl TimeTrust {
     /// Seconds since 1970, and whether it may be later than that.
-    fn secs(self) -> Option<(i64, bool)> {
+    pub(super) fn secs(self) -> Option<(i64, bool)> {
         let (ms, only_floor) = match self {
             Self::None => return None,
             Self::Floor(ms) => (ms, true),
@@ -53,33 +60,91 @@ impl TimeTrust {
     }
 }
 
-/// The certificates that EK chains may end in: vendor roots, or any CA the operator trusts.
+/// The certificates that EK chains may end in, vendor roots or any CA the operator trusts, and the
+/// revocation lists beside them.
 #[derive(Debug, Clone, Default)]
 pub struct EkRoots {
-    anchors: Vec<Cert>,
+    anchors: Vec<Anchor>,
+    crls: Vec<LoadedCrl>,
+}
+
+/// One trusted certificate.
+#[derive(Debug, Clone)]
+pub struct Anchor {
+    /// The certificate.
+    pub cert: Cert,
+    /// Where it came from: the name of a file.
+    pub source: String,
 }
 
 impl EkRoots {
-    /// Takes PEM (any number of certificates, other blocks skipped) or one DER certificate.
+    /// Takes what a file holds: PEM (any number of certificates, other blocks skipped), DER, PKCS #7.
     ///
     /// # Errors
-    /// [`CertError`] of the first certificate that cannot be read.
+    /// [`CertError`] of the first certificate that cannot be read, or of a file without one.
     pub fn add(&mut self, file: &[u8]) -> Result<usize, CertError> {
-        let before = self.anchors.len();
-        if !file.starts_with(&[0x30]) && file.windows(10).any(|w| w == b"-----BEGIN") {
-            for block in x509_parser::pem::Pem::iter_from_buffer(file) {
-                let block = block.map_err(|e| CertError::Parse(e.to_string()))?;
-                if block.label == "CERTIFICATE" {
-                    self.anchors.push(Cert::parse(&block.contents)?);
-                }
-            }
-        } else {
-            self.anchors.push(Cert::parse(file)?);
-        }
-        Ok(self.anchors.len() - before)
+        self.add_from("", file)
     }
 
-    /// How many there are.
+    /// The same, and remembers where it came from.
+    ///
+    /// # Errors
+    /// As [`EkRoots::add`]; then nothing of the file was taken.
+    pub fn add_from(&mut self, source: &str, file: &[u8]) -> Result<usize, CertError> {
+        let mut read = Vec::new();
+        for object in x509::contents(file).objects {
+            match object.what {
+                What::Certificate => read.push(Cert::read(&object.der)?),
+                What::Damaged(error) => return Err(error),
+                What::AttributeCertificate | What::Crl | What::Pkcs7 | What::Other(_) => {}
+            }
+        }
+        if read.is_empty() {
+            return Err(CertError::NotDer("the file holds no certificate"));
+        }
+        let count = read.len();
+        self.anchors.extend(read.into_iter().map(|cert| Anchor {
+            cert,
+            source: source.to_owned(),
+        }));
+        Ok(count)
+    }
+
+    /// Takes the revocation lists of a file, PEM or DER. Load the certificates first: a list that
+    /// one of them signed is verified here, once.
+    ///
+    /// # Errors
+    /// [`CrlError`] of the first list that cannot be used, or of a file without one.
+    pub fn add_crls(&mut self, file: &[u8]) -> Result<usize, CrlError> {
+        let mut read = Vec::new();
+        for object in x509::contents(file).objects {
+            match object.what {
+                What::Crl => read.push(Crl::read(&object.der)?),
+                What::Damaged(error) => return Err(error.into()),
+                What::Certificate | What::AttributeCertificate | What::Pkcs7 | What::Other(_) => {}
+            }
+        }
+        if read.is_empty() {
+            return Err(CrlError::Parse("the file holds no revocation list".into()));
+        }
+        if self.crls.len() + read.len() > CRLS_MAX {
+            return Err(CrlError::TooLarge {
+                what: "revocation lists",
+                max: CRLS_MAX,
+            });
+        }
+        let count = read.len();
+        for crl in read {
+            let signer = self
+                .anchors()
+                .find(|anchor| crl.names(anchor) && crl.signed_by(anchor));
+            let signer_key = signer.map(|anchor| anchor.key_bits.clone());
+            self.crls.push(LoadedCrl { crl, signer_key });
+        }
+        Ok(count)
+    }
+
+    /// How many certificates there are.
     pub fn len(&self) -> usize {
         self.anchors.len()
     }
@@ -88,6 +153,39 @@ impl EkRoots {
     pub fn is_empty(&self) -> bool {
         self.anchors.is_empty()
     }
+
+    /// How many revocation lists there are.
+    pub fn crl_count(&self) -> usize {
+        self.crls.len()
+    }
+
+    /// The certificates.
+    pub fn anchors(&self) -> impl Iterator<Item = &Cert> {
+        self.anchors.iter().map(|anchor| &anchor.cert)
+    }
+
+    /// The certificates and where they came from, in the order they were loaded.
+    pub fn list(&self) -> &[Anchor] {
+        &self.anchors
+    }
+
+    /// The revocation lists.
+    pub fn crls(&self) -> impl Iterator<Item = &Crl> {
+        self.crls.iter().map(|loaded| &loaded.crl)
+    }
+
+    pub(super) fn loaded_crls(&self) -> &[LoadedCrl] {
+        &self.crls
+    }
+}
+
+/// What a passing EK certificate leaves behind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// Oddities that were tolerated.
+    pub quirks: Vec<Quirk>,
+    /// What is not known of revocation, where the policy only reports it.
+    pub crl: Vec<Reason>,
 }
 
 /// What is known about where an EK comes from.
@@ -117,7 +215,7 @@ impl Assurance {
 /// Judges one EK certificate.
 ///
 /// # Errors
-/// The reason, one of `ek.cert.*`.
+/// The reason, one of `ek.cert.*` and `ek.crl.*`.
 pub fn appraise_cert(
     ek: &Public,
     cert: &[u8],
@@ -125,29 +223,12 @@ pub fn appraise_cert(
     roots: &EkRoots,
     time: TimeTrust,
     policy: &Policy,
-    quirks: &mut Vec<Quirk>,
+    noted: &mut Noted,
 ) -> Result<Assurance, Reason> {
-    let leaf = Cert::parse(cert).map_err(|error| {
-        Reason::new(
-            "ek.cert.encoding",
-            "an X.509 certificate in DER",
-            error.to_string(),
-            PROFILE,
-            "read the NV index again; if it stays, ask the vendor for the certificate",
-        )
-    })?;
+    let leaf = Cert::parse(cert).map_err(|error| unreadable(&error))?;
     key_equals(ek, &leaf)?;
-    leaf_usage(&leaf)?;
+    usage(&leaf)?;
     validity("EK certificate", &leaf, time, policy)?;
-    if leaf.der.len() != cert.len() {
-        quirks.push(Quirk::EkCertPadded);
-    }
-    if matches!(leaf.key, CertKey::Rsa { oaep_oid: true, .. }) {
-        quirks.push(Quirk::EkCertOaepOid);
-    }
-    if leaf.serial.len() > 1 && leaf.serial[0] == 0 && leaf.serial[1] & 0x80 == 0 {
-        quirks.push(Quirk::EkCertSerialNotMinimal);
-    }
     let mut walk = Walk {
         chain,
         roots,
@@ -155,18 +236,33 @@ pub fn appraise_cert(
         policy,
         signatures: 0,
         best: None,
-        sha1: leaf.sha1(),
+        crl: Vec::new(),
     };
-    let Some(anchor) = walk.climb(&leaf, 0) else {
+    let mut path = vec![&leaf];
+    let Some(anchor) = walk.climb(&mut path) else {
         return Err(walk.best.unwrap_or_else(|| unknown_issuer(&leaf, roots)));
     };
-    if walk.sha1 {
-        quirks.push(Quirk::EkChainSha1);
+    let quirks = leaf.quirks.iter().copied();
+    noted.quirks.extend(quirks.filter(|quirk| quirk.deviates()));
+    if path.iter().any(|cert| cert.sha1()) {
+        noted.quirks.push(Quirk::EkChainSha1);
     }
+    noted.crl.append(&mut walk.crl);
     Ok(Assurance::VendorChain {
         anchor_sha256: Sha256::digest(&anchor.der).into(),
         tpm: leaf.tpm,
     })
+}
+
+/// What to say of a certificate that cannot be read.
+pub fn unreadable(error: &CertError) -> Reason {
+    Reason::new(
+        "ek.cert.encoding",
+        "an X.509 certificate in DER",
+        error.to_string(),
+        PROFILE,
+        "read the NV index again; if it stays, ask the vendor for the certificate",
+    )
 }
 
 /// What to say of an EK that has no certificate.
@@ -185,7 +281,13 @@ fn key_equals(ek: &Public, leaf: &Cert) -> Result<(), Reason> {
         (PublicKind::Rsa { .. }, CertKey::Rsa { n, e, .. }) => ek
             .rsa_components()
             .is_some_and(|own| own == (n.clone(), e.clone())),
-        (PublicKind::Ecc { .. }, CertKey::Ec(point)) => ek.ecc_point().as_ref() == Some(point),
+        (
+            PublicKind::Ecc { curve, .. },
+            CertKey::Ec {
+                curve: other,
+                point,
+            },
+        ) => same_curve(*curve, other) && ek.ecc_point().as_ref() == Some(point),
         _ => false,
     };
     if equal {
@@ -200,8 +302,12 @@ fn key_equals(ek: &Public, leaf: &Cert) -> Result<(), Reason> {
     ))
 }
 
-/// KeyUsage, extended key usage, CA bit and critical extensions of the leaf.
-fn leaf_usage(leaf: &Cert) -> Result<(), Reason> {
+/// KeyUsage, extended key usage, CA bit and critical extensions of an EK certificate: what it says
+/// of itself, without key, chain and time.
+///
+/// # Errors
+/// `ek.cert.extension`, `ek.cert.eku` or `ek.cert.usage`.
+pub fn usage(leaf: &Cert) -> Result<(), Reason> {
     let refuse = |code, expected: &str, found: String| {
         Err(Reason::new(
             code,
@@ -211,24 +317,35 @@ fn leaf_usage(leaf: &Cert) -> Result<(), Reason> {
             "this is no EK certificate; ask the vendor",
         ))
     };
-    if let Some(oid) = &leaf.unknown_critical
-        && oid != "2.5.29.9"
-    {
+    if let Some(oid) = &leaf.unknown_critical {
         return refuse(
             "ek.cert.extension",
             "no unknown critical extension",
             oid.clone(),
         );
     }
-    if leaf.eku == Some(false) {
+    if let Some(purposes) = &leaf.eku
+        && !purposes.iter().any(|oid| oid == EKU_EK)
+    {
         return refuse(
             "ek.cert.eku",
             "extended key usage 2.23.133.8.1",
-            "others only".into(),
+            shown(&purposes.join(" ")),
         );
     }
     if leaf.basic_constraints.is_some_and(|(ca, _)| ca) {
         return refuse("ek.cert.usage", "cA false", "a CA certificate".into());
+    }
+    if let CertKey::Rsa {
+        usage: RsaUse::PssOnly,
+        ..
+    } = leaf.key
+    {
+        return refuse(
+            "ek.cert.usage",
+            "a key that decrypts",
+            "id-RSASSA-PSS: a key for signatures only".into(),
+        );
     }
     let wanted = KU_KEY_ENCIPHERMENT | KU_KEY_AGREEMENT;
     match leaf.key_usage {
@@ -272,21 +389,24 @@ fn validity(what: &str, cert: &Cert, time: TimeTrust, policy: &Policy) -> Result
 }
 
 fn unknown_issuer(leaf: &Cert, roots: &EkRoots) -> Reason {
+    let aia = match leaf.ca_issuers.first() {
+        Some(url) => format!("; its certificate is said to be at {url}"),
+        None => String::new(),
+    };
     Reason::new(
         "ek.cert.chain",
         format!("a chain to one of {} trusted certificates", roots.len()),
-        format!("issuer {} is unknown", issuer_text(leaf)),
+        format!("issuer {} is unknown{aia}", shown(&leaf.issuer_text())),
         RFC5280,
         "add the vendor's root (and intermediate) to the EK roots",
     )
 }
 
-/// The printable strings of a raw name, joined: for the operator's eye only.
-fn issuer_text(cert: &Cert) -> String {
-    use x509_parser::prelude::FromDer as _;
-    match x509_parser::x509::X509Name::from_der(&cert.issuer) {
-        Ok((_, name)) => shown(&name.to_string()),
-        Err(_) => "unreadable".into(),
+fn same_curve(own: TpmCurve, other: &Curve) -> bool {
+    match own {
+        TpmCurve::P256 => *other == Curve::P256,
+        TpmCurve::P384 => *other == Curve::P384,
+        TpmCurve::P521 => *other == Curve::P521,
     }
 }
 
@@ -299,42 +419,74 @@ struct Walk<'a> {
     signatures: usize,
     /// The most telling refusal met on the way.
     best: Option<Reason>,
-    sha1: bool,
+    /// What is not known of revocation on the path that was found.
+    crl: Vec<Reason>,
 }
 
 impl<'a> Walk<'a> {
-    /// `below`: CA certificates already passed, for path lengths.
-    fn climb(&mut self, child: &Cert, below: u32) -> Option<&'a Cert> {
-        for anchor in &self.roots.anchors {
-            if names(child, anchor) && self.issued(child, anchor, below, true) {
-                return Some(anchor);
+    /// `path`: the leaf and the CA certificates above it so far, each issued by the next.
+    fn climb(&mut self, path: &mut Vec<&'a Cert>) -> Option<&'a Cert> {
+        let (roots, chain) = (self.roots, self.chain);
+        let child = *path.last()?;
+        for anchor in roots.anchors() {
+            if names(child, anchor) && self.issued(path, anchor, true) {
+                match self.revoked(path, anchor) {
+                    Ok(unknown) => {
+                        self.crl = unknown;
+                        return Some(anchor);
+                    }
+                    Err(reason) => self.refuse(reason),
+                }
             }
         }
-        if below as usize >= DEPTH_MAX {
+        if path.len() > DEPTH_MAX {
             return None;
         }
-        for issuer in self.chain {
-            if issuer.der != child.der
+        for issuer in chain {
+            if !path.iter().any(|before| before.der == issuer.der)
                 && names(child, issuer)
-                && self.issued(child, issuer, below, false)
-                && let Some(anchor) = self.climb(issuer, below + 1)
+                && self.issued(path, issuer, false)
             {
-                self.sha1 |= issuer.sha1();
-                return Some(anchor);
+                path.push(issuer);
+                if let Some(anchor) = self.climb(path) {
+                    return Some(anchor);
+                }
+                path.pop();
             }
         }
         None
     }
 
-    fn issued(&mut self, child: &Cert, issuer: &Cert, below: u32, anchor: bool) -> bool {
-        let judged = self.may_issue(issuer, below, anchor).and_then(|()| {
+    /// Keeps the most telling refusal: that a certificate is revoked, else the first one met.
+    fn refuse(&mut self, reason: Reason) {
+        if reason.code == "ek.cert.revoked" {
+            self.best = Some(reason);
+        } else {
+            self.best.get_or_insert(reason);
+        }
+    }
+
+    fn issued(&mut self, path: &[&Cert], issuer: &Cert, anchor: bool) -> bool {
+        let Some(child) = path.last() else {
+            return false;
+        };
+        let judged = self.may_issue(issuer, path, anchor).and_then(|()| {
             self.signatures += 1;
-            if self.signatures <= SIGNATURES_MAX && child.signed_by(issuer) {
+            if self.signatures > SIGNATURES_MAX {
+                return Err(Reason::new(
+                    "ek.cert.chain",
+                    format!("a chain found within {SIGNATURES_MAX} signatures"),
+                    "more certificates of the same names",
+                    RFC5280,
+                    "send the certificates of this EK's chain only",
+                ));
+            }
+            if child.signed_by(issuer) {
                 return Ok(());
             }
             Err(Reason::new(
                 "ek.cert.signature",
-                format!("a signature by {}", issuer_text(child)),
+                format!("a signature by {}", shown(&child.issuer_text())),
                 "a signature that does not verify",
                 RFC5280,
                 "the certificate is forged or damaged",
@@ -343,7 +495,7 @@ impl<'a> Walk<'a> {
         match judged {
             Ok(()) => true,
             Err(reason) => {
-                self.best.get_or_insert(reason);
+                self.refuse(reason);
                 false
             }
         }
@@ -351,7 +503,7 @@ impl<'a> Walk<'a> {
 
     /// Whether the issuer is a CA for that depth. An anchor is trusted because the operator put it
     /// there: its CA bit is checked only where the extension exists (old roots are version 1).
-    fn may_issue(&self, issuer: &Cert, below: u32, anchor: bool) -> Result<(), Reason> {
+    fn may_issue(&self, issuer: &Cert, path: &[&Cert], anchor: bool) -> Result<(), Reason> {
         let refuse = |expected: &str, found: String| {
             Err(Reason::new(
                 "ek.cert.ca",
@@ -362,15 +514,20 @@ impl<'a> Walk<'a> {
             ))
         };
         if let Some(oid) = &issuer.unknown_critical
-            && oid != "2.5.29.9"
             && !anchor
         {
             return refuse("no unknown critical extension", oid.clone());
         }
+        // Self-issued certificates are not counted (section 6.1.4 l): a CA's own change of keys.
+        let below = path
+            .iter()
+            .skip(1)
+            .filter(|cert| !cert.self_issued())
+            .count();
         match issuer.basic_constraints {
             Some((false, _)) => return refuse("cA true", "cA false".into()),
             None if !anchor => return refuse("basic constraints", "none".into()),
-            Some((true, Some(len))) if below > len => {
+            Some((true, Some(len))) if below > len as usize => {
                 return refuse(
                     "a path length that allows the chain",
                     format!("path length {len} with {below} CA certificates below"),
@@ -384,13 +541,48 @@ impl<'a> Walk<'a> {
         {
             return refuse("keyCertSign", "key usage without it".into());
         }
+        // A CA for other purposes, as Microsoft's for AIKs: RFC 5280 leaves this open for CAs, those
+        // who write the extension mean it so.
+        if let Some(purposes) = &issuer.eku
+            && !anchor
+            && !purposes.iter().any(|oid| oid == EKU_EK || oid == EKU_ANY)
+        {
+            return refuse(
+                "a CA whose extended key usage has 2.23.133.8.1, or none",
+                shown(&purposes.join(" ")),
+            );
+        }
         validity("issuer", issuer, self.time, self.policy)
+    }
+
+    /// Asks the revocation lists about each certificate of a path that ends in `anchor`; gives what
+    /// is not known where that is only reported.
+    fn revoked(&mut self, path: &[&Cert], anchor: &Cert) -> Result<Vec<Reason>, Reason> {
+        let enforced = self.policy.crl() == Mode::Enforce;
+        let mut unknown = Vec::new();
+        let issuers = path.iter().skip(1).copied().chain([anchor]);
+        for (cert, issuer) in path.iter().zip(issuers) {
+            let signatures = &mut self.signatures;
+            let mut spend = || {
+                *signatures += 1;
+                *signatures <= SIGNATURES_MAX
+            };
+            match revocation::status(cert, issuer, self.roots, self.time, enforced, &mut spend) {
+                Status::NotRevoked => {}
+                Status::Revoked(reason) => return Err(*reason),
+                Status::Unknown(reasons) => unknown.extend(reasons),
+            }
+        }
+        if enforced && !unknown.is_empty() {
+            return Err(unknown.remove(0));
+        }
+        Ok(unknown)
     }
 }
 
 /// Name and key identifier chaining.
 fn names(child: &Cert, issuer: &Cert) -> bool {
-    child.issuer == issuer.subject
+    names_equal(&child.issuer, &issuer.subject)
         && match (&child.aki, &issuer.ski) {
             (Some(aki), Some(ski)) => aki == ski,
             _ => true,

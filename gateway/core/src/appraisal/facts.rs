@@ -324,6 +324,20 @@ impl Judge {
         });
     }
 
+    /// Adds to the row just written what it passes in spite of.
+    pub fn report(&mut self, mut reasons: Vec<Reason>) {
+        if reasons.is_empty() {
+            return;
+        }
+        bound(&mut reasons);
+        let codes: Vec<String> = reasons
+            .iter()
+            .map(|reason| format!("{}: {}", reason.code, reason.found))
+            .collect();
+        self.note(Some(super::shown(&codes.join("; "))));
+        self.reported.extend(reasons);
+    }
+
     /// Adds to the row just written what was overlooked.
     pub fn note(&mut self, tolerated: Option<String>) {
         if let Some(row) = self.checks.last_mut() {

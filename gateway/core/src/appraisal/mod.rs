@@ -18,6 +18,7 @@ mod port;
 pub mod quirks;
 mod quote;
 mod relay;
+mod revocation;
 mod signature;
 mod table;
 pub mod variables;
@@ -114,9 +115,9 @@ pub fn appraise_hello(
         Standing::Enrolling => (None, None),
     };
 
-    let mut quirks = Vec::new();
-    let certs = appraise_certs(&hello, &mut eks, ctx, &mut quirks);
-    facts.note(&quirks);
+    let mut noted = ek::Noted::default();
+    let certs = appraise_certs(&hello, &mut eks, ctx, &mut noted);
+    facts.note(&noted.quirks);
     // A claim is no admission: what its certificates lack is shown to the owner, unless the policy
     // demands a manufacturer's certificate of everybody.
     let mode = match machine {
@@ -124,6 +125,7 @@ pub fn appraise_hello(
         _ => ctx.policy.mode(Check::EkCert, class),
     };
     judge.row(Check::EkCert, mode, certs);
+    judge.report(noted.crl);
     if let Some(ek) = eks.iter().find(|ek| ek.assurance != Assurance::BareEk) {
         facts.assurance = ek.assurance.name();
     }
@@ -606,14 +608,10 @@ fn appraise_certs(
     hello: &Hello,
     eks: &mut [Ek],
     ctx: &HelloContext<'_>,
-    quirks: &mut Vec<Quirk>,
+    noted: &mut ek::Noted,
 ) -> Result<(), Vec<Reason>> {
     // Unreadable chain certificates are skipped: a missing link shows as an unknown issuer.
-    let chain: Vec<x509::Cert> = hello
-        .ek_chain
-        .iter()
-        .filter_map(|der| x509::Cert::parse(&der.0).ok())
-        .collect();
+    let chain = x509::read_chain(hello.ek_chain.iter().map(|part| part.0.as_slice()));
     let mut reasons = Vec::new();
     for (ek, offer) in eks.iter_mut().zip(&hello.eks) {
         let Some(cert) = &offer.cert else { continue };
@@ -624,7 +622,7 @@ fn appraise_certs(
             ctx.ek_roots,
             ctx.time,
             ctx.policy,
-            quirks,
+            noted,
         ) {
             Ok(assurance) => ek.assurance = assurance,
             Err(reason) => reasons.push(reason),

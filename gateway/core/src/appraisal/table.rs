@@ -93,6 +93,10 @@ pub const TABLE: [Row; 14] = [
             "ek.cert.signature",
             "ek.cert.expired",
             "ek.cert.not_yet_valid",
+            "ek.cert.revoked",
+            "ek.crl.missing",
+            "ek.crl.stale",
+            "ek.crl.signature",
         ],
     },
     Row {
