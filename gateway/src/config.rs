@@ -224,6 +224,8 @@ pub struct InventoryFiles {
     pub file: Option<PathBuf>,
     /// Folder of PEM files with the TPM vendors' roots and intermediates.
     pub ek_roots_dir: Option<PathBuf>,
+    /// Folder of their revocation lists.
+    pub ek_crls_dir: Option<PathBuf>,
 }
 
 /// `[policy]`
@@ -447,6 +449,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         Some(InventoryFiles {
             file: path(s, "file", base),
             ek_roots_dir: path(s, "ek_roots_dir", base),
+            ek_crls_dir: path(s, "ek_crls_dir", base),
         })
     });
     let policy = in_section(root, "policy", |s| read_policy(s, base));

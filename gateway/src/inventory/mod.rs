@@ -3,10 +3,11 @@
 //! Reads the files and hands them to the cores that judge them. One unreadable file stops the
 //! start: a machine or a root left out silently would be a different decision.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use gateway_core::appraisal::ek::EkRoots;
-use gateway_core::appraisal::x509::CertError;
+use gateway_core::appraisal::x509::{CertError, CrlError};
 use gateway_core::inventory::Inventory;
 use gateway_core::policy::Policy;
 use gateway_core::strict_toml::FILE_MAX_BYTES;
@@ -17,6 +18,11 @@ use crate::config::{Config, InventoryFiles, LoadError, PolicySource};
 const ROOT_FILES_MAX: usize = 1024;
 /// File names that are read there.
 const ROOT_EXTENSIONS: [&str; 5] = ["pem", "crt", "cer", "der", "cert"];
+
+/// File names of revocation lists.
+const CRL_EXTENSIONS: [&str; 3] = ["crl", "pem", "der"];
+/// Largest file of roots or lists that is read: all vendors' lists together are smaller.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Why the owner's files cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +37,14 @@ pub enum DeclaredError {
         path: PathBuf,
         /// Why.
         source: CertError,
+    },
+    /// A revocation list cannot be used.
+    #[error("{} holds no usable revocation list", path.display())]
+    RevocationList {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: CrlError,
     },
     /// Far more files than there are TPM vendors.
     #[error("{} holds more than {ROOT_FILES_MAX} files", path.display())]
@@ -82,11 +96,29 @@ fn load_inventory(files: &InventoryFiles) -> Result<Inventory, DeclaredError> {
     Ok(Inventory::parse(&text).map_err(|mistakes| mistaken(path, mistakes))?)
 }
 
+/// Roots first: a revocation list is verified with them.
 fn load_ek_roots(files: &InventoryFiles) -> Result<EkRoots, DeclaredError> {
     let mut roots = EkRoots::default();
-    let Some(dir) = &files.ek_roots_dir else {
-        return Ok(roots);
-    };
+    if let Some(dir) = &files.ek_roots_dir {
+        for (path, bytes) in folder(dir, &ROOT_EXTENSIONS)? {
+            roots
+                .add_from(&path.display().to_string(), &bytes)
+                .map_err(|source| DeclaredError::Certificate { path, source })?;
+        }
+    }
+    if let Some(dir) = &files.ek_crls_dir {
+        for (path, bytes) in folder(dir, &CRL_EXTENSIONS)? {
+            roots
+                .add_crls(&bytes)
+                .map_err(|source| DeclaredError::RevocationList { path, source })?;
+        }
+    }
+    Ok(roots)
+}
+
+/// The files of a folder with these endings and what they hold. The order of a folder is not an
+/// order: the same files give the same result everywhere.
+fn folder(dir: &Path, extensions: &[&str]) -> Result<Vec<(PathBuf, Vec<u8>)>, DeclaredError> {
     let unreadable = |path: &Path| {
         let path = path.to_owned();
         move |source| LoadError::Read { path, source }
@@ -97,23 +129,31 @@ fn load_ek_roots(files: &InventoryFiles) -> Result<EkRoots, DeclaredError> {
         let known = path
             .extension()
             .and_then(|ext| ext.to_str())
-            .is_some_and(|ext| ROOT_EXTENSIONS.contains(&ext));
+            .is_some_and(|ext| extensions.contains(&ext));
         if known {
             paths.push(path);
         }
         if paths.len() > ROOT_FILES_MAX {
-            return Err(DeclaredError::TooManyRoots { path: dir.clone() });
+            return Err(DeclaredError::TooManyRoots {
+                path: dir.to_owned(),
+            });
         }
     }
-    // The order of a folder is not an order: the same files give the same roots everywhere.
     paths.sort();
+    let mut files = Vec::new();
     for path in paths {
-        let bytes = std::fs::read(&path).map_err(unreadable(&path))?;
-        roots
-            .add(&bytes)
-            .map_err(|source| DeclaredError::Certificate { path, source })?;
+        let file = std::fs::File::open(&path).map_err(unreadable(&path))?;
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1)
+            .read_to_end(&mut bytes)
+            .map_err(unreadable(&path))?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            let text = format!("more than {FILE_BYTES_MAX} bytes");
+            return Err(unreadable(&path)(std::io::Error::other(text)).into());
+        }
+        files.push((path, bytes));
     }
-    Ok(roots)
+    Ok(files)
 }
 
 fn read(path: &Path) -> Result<String, LoadError> {
@@ -151,6 +191,7 @@ mod tests {
         let files = InventoryFiles {
             file: None,
             ek_roots_dir: Some(dir.path().to_owned()),
+            ek_crls_dir: None,
         };
         assert_eq!(load_ek_roots(&files).expect("roots").len(), 2);
         std::fs::write(dir.path().join("c.pem"), "not a certificate").expect("written");
@@ -166,6 +207,7 @@ mod tests {
         let files = InventoryFiles {
             file: Some(dir.path().join("inventory.toml")),
             ek_roots_dir: Some(dir.path().join("roots")),
+            ek_crls_dir: Some(dir.path().join("crls")),
         };
         let Err(error) = load_inventory(&files) else {
             panic!("no file was taken for an empty one");
