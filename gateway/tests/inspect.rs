@@ -5,6 +5,8 @@
 
 #[path = "inspect/agreement.rs"]
 mod agreement;
+#[path = "inspect/ek.rs"]
+mod ek;
 #[path = "inspect/eventlog.rs"]
 mod eventlog;
 

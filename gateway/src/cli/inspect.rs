@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{BufWriter, Read as _, Write as _};
 use std::path::Path;
 
+use gateway_core::appraisal::x509::FILE_MAX_BYTES;
+
 use super::{EventLogArgs, Exit, Failure, InspectCommand, QuoteArg};
 use crate::inspect::{FILE_LEN_MAX, Protocol, QUOTE_LEN_MAX, Source, eventlog, inspect, quote};
 
@@ -19,6 +21,7 @@ pub(super) fn run(command: &InspectCommand) -> Result<Exit, Failure> {
         InspectCommand::Lldp(args) => (Protocol::Lldp, &args.file),
         InspectCommand::Quote(args) => return run_quote(args),
         InspectCommand::Eventlog(args) => return event_log(args),
+        InspectCommand::Ek(args) => return ek(&args.file),
     };
     let file = read(path, FILE_LEN_MAX)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -81,17 +84,25 @@ fn event_log(args: &EventLogArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// The whole file, to its end: files of the kernel say that they are empty and come in pieces.
+/// Prints one JSON object. Exit code 0 when the file holds certificates and all of them were read;
+/// 1 when it holds none or one cannot be read (the object says why); 2 when it cannot be opened.
+fn ek(path: &Path) -> Result<Exit, Failure> {
+    // One byte more than is looked at, so that a longer file is seen to be one.
+    let file = read_at_most(path, FILE_MAX_BYTES as u64 + 1)?;
+    let seen = crate::inspect::ek::inspect(&file);
+    let line = serde_json::to_string(&seen)
+        .map_err(|error| Failure::told(Exit::Refused, error.to_string()))?;
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+    Ok(if seen.whole() {
+        Exit::Done
+    } else {
+        Exit::Refused
+    })
+}
+
+/// At most this much; more is refused.
 fn read(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
-    let cannot = |error: std::io::Error| {
-        Failure::told(
-            Exit::Usage,
-            format!("cannot read {}: {error}", path.display()),
-        )
-    };
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(cannot)?;
-    file.take(max + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    let bytes = read_at_most(path, max + 1)?;
     if bytes.len() as u64 > max {
         return Err(Failure::told(
             Exit::Refused,
@@ -101,5 +112,20 @@ fn read(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
             ),
         ));
     }
+    Ok(bytes)
+}
+
+/// The file to its end, or this much of it: files of the kernel say that they are empty and come in
+/// pieces.
+fn read_at_most(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
+    let cannot = |error: std::io::Error| {
+        Failure::told(
+            Exit::Usage,
+            format!("cannot read {}: {error}", path.display()),
+        )
+    };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(cannot)?;
+    file.take(max).read_to_end(&mut bytes).map_err(cannot)?;
     Ok(bytes)
 }

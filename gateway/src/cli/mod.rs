@@ -209,7 +209,8 @@ pub enum Command {
     Status(Desk),
     /// What LLDP says of the appliance's own cables.
     Neighbours(Desk),
-    /// Look into a capture file (pcap, pcapng), one JSON object for each frame, or an event log.
+    /// Look into a capture file (pcap, pcapng), one JSON object for each frame; an event log, an
+    /// attestation or certificates, one object.
     #[command(subcommand)]
     Inspect(InspectCommand),
 }
@@ -229,6 +230,8 @@ pub enum InspectCommand {
     Quote(QuoteArg),
     /// A firmware's event log: one JSON object with its replay and what it says of the boot.
     Eventlog(EventLogArgs),
+    /// A file of certificates: EK certificates, CAs, what an NV index holds. One JSON object.
+    Ek(CertificateArg),
 }
 
 /// Files of one attestation.
@@ -252,6 +255,13 @@ pub struct EventLogArgs {
     /// Every event as well, as `event_list`.
     #[arg(long)]
     pub events: bool,
+}
+
+/// Which file of certificates.
+#[derive(Debug, Clone, Args)]
+pub struct CertificateArg {
+    /// PEM, DER, PKCS #7, the content of an NV index, a UEFI signature list.
+    pub file: PathBuf,
 }
 
 /// Which capture file.

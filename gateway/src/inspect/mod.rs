@@ -1,5 +1,6 @@
 //! `vestibule inspect`: what a capture file holds, one JSON object for each frame; and, one object for
-//! the file, what an event log (`eventlog`) or an attestation (`quote`) says.
+//! the file, what an event log (`eventlog`) or an attestation (`quote`) says and what certificates
+//! (`ek`) there are.
 //!
 //! Pure: octets in, lines out. The reading is `netstack`'s, the same that the daemon does, so what an
 //! operator sees here is what the daemon made of the frame. Field names are stable and described in
@@ -9,6 +10,7 @@
 mod device_path;
 mod dhcp;
 mod dhcp6;
+pub mod ek;
 pub mod eventlog;
 mod lldp;
 mod quote;

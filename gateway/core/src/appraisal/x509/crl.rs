@@ -315,8 +315,8 @@ impl Crl {
         {
             return false;
         }
-        let by_issuer = names_equal(&self.issuer, &cert.issuer);
-        if !by_issuer && !(scope.indirect && self.named_by(cert)) {
+        let indirectly = scope.indirect && self.named_by(cert);
+        if !indirectly && !names_equal(&self.issuer, &cert.issuer) {
             return false;
         }
         !scope.point

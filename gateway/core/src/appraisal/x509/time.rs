@@ -29,7 +29,8 @@ pub(crate) fn read(element: Element<'_>, what: &'static str) -> Result<Time, Der
     let (digits, mut rest) = text.split_at(count);
     // Date, hours and minutes; seconds may be left out in BER, in GeneralizedTime minutes too.
     let fields = digits.len().checked_sub(year_digits).ok_or_else(wrong)?;
-    if !matches!(fields, 8 | 10) && !(fields == 6 && year_digits == 4) {
+    let known = matches!((fields, year_digits), (8 | 10, _) | (6, 4));
+    if !known {
         return Err(wrong());
     }
     let number = |from: usize, len: usize| -> i64 {
