@@ -45,6 +45,7 @@ struct Fields {
     length: usize,
     padding_from: Option<usize>,
     table: Option<Table>,
+    no_action: Vec<NoActionField>,
     #[serde(flatten)]
     boot: Boot,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,6 +60,8 @@ struct Boot {
     debug_mode: bool,
     dma_protection_disabled: bool,
     databases: Vec<DatabaseField>,
+    boot_order: Option<Vec<String>>,
+    boot_options: Vec<BootOptionField>,
     authorities: Vec<AuthorityField>,
     applications: Vec<ImageField>,
     drivers: Vec<ImageField>,
@@ -128,6 +131,25 @@ struct EntryField {
     owner: String,
     sha256: String,
     subject: Option<String>,
+}
+
+/// An event that extends nothing: what the firmware lets one know.
+#[derive(Serialize)]
+struct NoActionField {
+    event: usize,
+    pcr: Option<u8>,
+    signature: String,
+    vendor_id: Option<u32>,
+    reference_manifest: Option<String>,
+}
+
+#[derive(Serialize)]
+struct BootOptionField {
+    event: usize,
+    name: String,
+    description: Option<String>,
+    path: Option<String>,
+    proof: &'static str,
 }
 
 #[derive(Serialize)]
@@ -229,6 +251,7 @@ pub fn inspect(bytes: &[u8], list: bool) -> Seen {
         length: bytes.len(),
         padding_from: log.and_then(|log| log.padding_from),
         table,
+        no_action: log.map(no_action).unwrap_or_default(),
         boot: log
             .and_then(BootEvents::read)
             .map(|boot| told(&boot))
@@ -305,6 +328,37 @@ fn spec_id(log: &Log<'_>) -> Option<SpecId> {
     })
 }
 
+fn no_action(log: &Log<'_>) -> Vec<NoActionField> {
+    log.events
+        .iter()
+        .filter(|event| !event.extends())
+        .map(|event| {
+            let head = &event.data[..event.data.len().min(16)];
+            let (vendor_id, reference_manifest) = reference_manifest(event.data).unzip();
+            NoActionField {
+                event: event.index,
+                pcr: (event.pcr != NO_PCR).then_some(event.pcr),
+                signature: super::text_or_hex(head),
+                vendor_id,
+                reference_manifest,
+            }
+        })
+        .collect()
+}
+
+/// `TCG_Sp800_155_PlatformId_Event` and its second and third form: whose manifest has the reference
+/// values, by vendor (IANA number) and GUID (PFP section 10.4.5.2).
+fn reference_manifest(data: &[u8]) -> Option<(u32, String)> {
+    let rest = data.strip_prefix(b"SP800-155 Event")?;
+    let (_, rest) = rest.split_first()?;
+    let (vendor, rest) = rest.split_at_checked(4)?;
+    let guid = rest.get(..16)?.try_into().ok()?;
+    Some((
+        u32::from_le_bytes(vendor.try_into().ok()?),
+        guid_text(&guid),
+    ))
+}
+
 fn told(boot: &BootEvents<'_>) -> Boot {
     let has = |wanted: Marker| boot.markers.iter().any(|marked| marked.marker == wanted);
     let of_kind = |kind: ImageKind| boot.images.iter().filter(move |image| image.kind == kind);
@@ -325,6 +379,31 @@ fn told(boot: &BootEvents<'_>) -> Boot {
                     .entries
                     .as_ref()
                     .map(|entries| entries.iter().map(entry).collect()),
+            })
+            .collect(),
+        boot_order: boot
+            .boot_variables
+            .iter()
+            .find_map(|variable| variable.order())
+            .map(|order| {
+                order
+                    .iter()
+                    .map(|number| format!("Boot{number:04X}"))
+                    .collect()
+            }),
+        boot_options: boot
+            .boot_variables
+            .iter()
+            .filter(|variable| variable.variable.name != "BootOrder")
+            .map(|variable| {
+                let option = variable.option();
+                BootOptionField {
+                    event: variable.event,
+                    name: variable.variable.name.clone(),
+                    description: option.as_ref().map(|(text, _)| text.clone()),
+                    path: option.and_then(|(_, path)| device_path::text(path)),
+                    proof: proof_name(variable.proof),
+                }
             })
             .collect(),
         authorities: boot

@@ -220,6 +220,19 @@ fn eventlog_tells_secure_boot_authorities_images_and_attempts() {
         " console=ttyS0 console=tty0 efi=debug "
     );
 
+    let manifest = of("go-tpm-tools__eventlogwithsp800155.bin");
+    let manifests: Vec<_> = manifest["no_action"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["reference_manifest"].is_string())
+        .collect();
+    assert!(!manifests.is_empty(), "{}", manifest["no_action"]);
+    let options = laptop["boot_options"].as_array().unwrap();
+    let order = laptop["boot_order"].as_array().unwrap();
+    let first = options.iter().find(|option| option["name"] == order[0]);
+    assert_eq!(first.unwrap()["description"], "ubuntu");
+
     let confidential = of("go-eventlog__ccel_cos-113-intel-tdx-dupe-separator.bin");
     assert_eq!(confidential["secure_boot"], false);
     assert_eq!(

@@ -70,6 +70,44 @@ pub struct Database<'a> {
     pub entries: Option<Vec<Signature<'a>>>,
 }
 
+/// What the boot manager was told: `BootOrder` and the options, `Boot0000` and on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootVariable<'a> {
+    /// Number of the event.
+    pub event: usize,
+    /// The variable.
+    pub variable: Variable<'a>,
+    /// How its digest covers it; much firmware hashes the content only.
+    pub proof: Proof,
+}
+
+impl<'a> BootVariable<'a> {
+    /// Numbers of `BootOrder`, if it is that.
+    pub fn order(&self) -> Option<Vec<u16>> {
+        let data = self.variable.data;
+        let is_order = self.variable.name == "BootOrder" && data.len().is_multiple_of(2);
+        let numbers = data
+            .chunks_exact(2)
+            .map(|octets| u16::from_le_bytes([octets[0], octets[1]]));
+        is_order.then(|| numbers.collect())
+    }
+
+    /// Description and device path of an option (`EFI_LOAD_OPTION`, UEFI 2.10 section 3.1.3); none
+    /// when it is no option or its lengths do not fit.
+    pub fn option(&self) -> Option<(String, &'a [u8])> {
+        let number = self.variable.name.strip_prefix("Boot")?;
+        if number.len() != 4 || !number.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        let (head, rest) = self.variable.data.split_at_checked(6)?;
+        let path_len = usize::from(u16::from_le_bytes([head[4], head[5]]));
+        let end = rest.chunks_exact(2).position(|unit| unit == [0, 0])?;
+        let description = utf16(&rest[..2 * end])?;
+        let path = rest.get(2 * end + 2..)?.get(..path_len)?;
+        Some((description, path))
+    }
+}
+
 /// A variable that vouched for an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authority<'a> {
@@ -160,6 +198,8 @@ pub struct BootEvents<'a> {
     pub secure_boot_by_name: bool,
     /// Key databases.
     pub databases: Vec<Database<'a>>,
+    /// What the boot manager was told.
+    pub boot_variables: Vec<BootVariable<'a>>,
     /// What vouched for images.
     pub authorities: Vec<Authority<'a>>,
     /// Applications and drivers, in the order of the log.
@@ -175,6 +215,7 @@ pub struct BootEvents<'a> {
 /// Registers of a log by what is measured there.
 struct Registers {
     settings: u8,
+    boot_variables: u8,
     images: u8,
     drivers: u8,
     loader: std::ops::RangeInclusive<u8>,
@@ -185,6 +226,7 @@ impl Registers {
         match format {
             Format::Sha1 | Format::CryptoAgile => Self {
                 settings: 7,
+                boot_variables: 1,
                 images: 4,
                 drivers: 2,
                 loader: 8..=15,
@@ -192,6 +234,7 @@ impl Registers {
             // PCR 1 and 7 are RTMR 0, PCR 2 to 6 RTMR 1, PCR 8 to 15 RTMR 2; register 0 is MRTD.
             Format::Ccel => Self {
                 settings: 1,
+                boot_variables: 1,
                 images: 2,
                 drivers: 2,
                 loader: 3..=3,
@@ -222,6 +265,7 @@ impl<'a> BootEvents<'a> {
             secure_boot: None,
             secure_boot_by_name: false,
             databases: Vec::new(),
+            boot_variables: Vec::new(),
             authorities: Vec::new(),
             images: Vec::new(),
             markers: Vec::new(),
@@ -238,6 +282,7 @@ impl<'a> BootEvents<'a> {
                 if marker == Marker::Separator && event.pcr == registers.settings {
                     state.separator();
                 }
+            } else if all.boot_variable(event, &registers) {
             } else if event.pcr == registers.settings {
                 all.setting(event, log.format, &mut state);
             } else if let Some(kind) = image_kind(&registers, log.format, event) {
@@ -275,6 +320,24 @@ impl<'a> BootEvents<'a> {
             | Marker::Debug
             | Marker::DmaOff => {}
         }
+    }
+
+    /// Takes the event if it is a variable of the boot manager.
+    fn boot_variable(&mut self, event: &Event<'a>, registers: &Registers) -> bool {
+        if event.pcr != registers.boot_variables {
+            return false;
+        }
+        let found = Variable::covered(event, self.bank).filter(|(variable, _)| {
+            variable.guid == EFI_GLOBAL_VARIABLE && variable.name.starts_with("Boot")
+        });
+        let taken = found.is_some();
+        self.boot_variables
+            .extend(found.map(|(variable, proof)| BootVariable {
+                event: event.index,
+                variable,
+                proof,
+            }));
+        taken
     }
 
     fn setting(&mut self, event: &Event<'a>, format: Format, state: &mut SecureBoot) {
@@ -442,6 +505,49 @@ fn covers(bank: HashAlg, digest: &[u8], data: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn boot_variable<'a>(name: &str, data: &'a [u8]) -> BootVariable<'a> {
+        BootVariable {
+            event: 1,
+            variable: Variable {
+                guid: EFI_GLOBAL_VARIABLE,
+                name: name.into(),
+                data,
+            },
+            proof: Proof::Content,
+        }
+    }
+
+    #[test]
+    fn boot_options_and_their_order_are_read() {
+        let wide: Vec<u8> = "UEFI PXEv4\0"
+            .encode_utf16()
+            .flat_map(u16::to_le_bytes)
+            .collect();
+        let path = [0x7f, 0xff, 4, 0];
+        let option = [&[1, 0, 0, 0, 4, 0][..], &wide, &path, b"optional"].concat();
+        assert_eq!(
+            boot_variable("Boot000A", &option).option(),
+            Some(("UEFI PXEv4".into(), &path[..]))
+        );
+        for (name, data) in [
+            ("BootOrder", &option[..]),
+            ("Boot000", &option),
+            ("Boot000G", &option),
+            ("Boot0000", &option[..5]),
+            ("Boot0000", &option[..20]),
+            ("Boot0000", &option[..6 + wide.len() + 3]),
+        ] {
+            assert_eq!(boot_variable(name, data).option(), None, "{name}");
+        }
+        let order = [1, 0, 0, 1];
+        assert_eq!(
+            boot_variable("BootOrder", &order).order(),
+            Some(vec![1, 256])
+        );
+        assert_eq!(boot_variable("BootOrder", &order[..3]).order(), None);
+        assert_eq!(boot_variable("Boot0000", &order).order(), None);
+    }
 
     #[test]
     fn texts_of_loaders_stubs_and_kernels_are_read() {
