@@ -12,8 +12,8 @@ use gateway_core::appraisal::eventlog::{Event, Format, Log, LogError, NO_PCR};
 use gateway_core::appraisal::events::{Marker, type_name};
 use gateway_core::appraisal::notices::{algorithm_name, notices};
 use gateway_core::appraisal::variables::{Proof, Signature, SignatureKind, Variable, guid_text};
+use gateway_core::appraisal::x509::Cert;
 use serde::Serialize;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::device_path;
 
@@ -521,8 +521,9 @@ fn authority_field(event: usize, variable: &Variable<'_>, proof: Proof) -> Autho
 }
 
 fn subject(der: &[u8]) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    Some(certificate.subject().to_string())
+    Cert::parse(der)
+        .ok()
+        .map(|certificate| certificate.subject_text())
 }
 
 fn image(image: &Image<'_>) -> ImageField {
