@@ -1,19 +1,21 @@
 //! The appliance's own identity: state folder, TPM, seal, CAs. Opened by `serve` and by
 //! `claim --local` alike, so that both make the same things in the same order at the first start.
 //!
-//! Order: store, TPM, seal (made once, opened ever after), CAs, leaves, ledger. Nothing falls back:
-//! a seal that does not open ends the start with what changed and what to do.
+//! Order: store, TPM, seal (made once, opened ever after), CAs, leaves, ledger, counter. Nothing falls
+//! back: a seal that does not open, or a ledger that is not the one the TPM has counted, ends the start
+//! with what changed and what to do.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use gateway_core::anchor::{self, Standing};
 use gateway_core::identity::UnixMillis;
-use gateway_core::record::{Act, Genesis, Record};
+use gateway_core::record::{Act, Anchor, Genesis, OperatorAct, Record};
 use hw::clock::Clock;
 use hw::tpm::TpmError;
 use hw::tpm::{ApplianceDevice, SealBlob, SealMode, SealTpm, UpdateKey};
 use sha2::{Digest as _, Sha256};
-use store::{OpenedLedger, Recovered, Store, StoreError, StoreKey};
+use store::{Batch, CommitError, OpenedLedger, Recovered, Store, StoreError, StoreKey};
 use zeroize::Zeroizing;
 
 use crate::ca::{Ca, CaError, DeviceCa, Names, ServerNames};
@@ -59,6 +61,39 @@ pub enum ApplianceError {
     /// The certificate authorities.
     #[error("certificate authorities")]
     Ca(#[source] CaError),
+    /// The ledger is not the one that the TPM's counter was moved for last.
+    #[error(
+        "ledger.{code}: expected a ledger in {dir} that is anchored at {counter}, as the TPM's counter \
+         says, found one anchored at {anchored}: {meaning}. Restore the newest copy of the state \
+         folder; or, if this is all there is, take it with the owner's update key: vestibule ledger \
+         adopt (docs/OPERATIONS.md, ledger rolled back)"
+    )]
+    Anchor {
+        /// `rolled_back` or `foreign`.
+        code: &'static str,
+        /// The state folder.
+        dir: PathBuf,
+        /// Value of the last anchor.
+        anchored: u64,
+        /// Value of the counter.
+        counter: u64,
+        /// What it means.
+        meaning: &'static str,
+    },
+    /// The owner wants to adopt a ledger that needs no adoption, or with another key.
+    #[error("ledger.adopt: {0}")]
+    Adopt(&'static str),
+    /// A record of the start could not be written.
+    #[error("the ledger")]
+    Commit(#[source] CommitError),
+}
+
+/// The owner's word that a ledger is the right one although records are missing.
+pub struct Adoption<'a> {
+    /// Proves that it is the owner.
+    pub update_key: &'a UpdateKey,
+    /// Why, in the owner's words.
+    pub why: &'a str,
 }
 
 /// The appliance, opened.
@@ -77,6 +112,8 @@ pub struct Appliance {
     pub recovered: Recovered,
     /// The ledger with everything in it.
     pub ledger: OpenedLedger,
+    /// Value of the counter that the ledger is anchored to.
+    pub counter: u64,
     /// Encrypts the appliance's own secrets.
     pub key: StoreKey,
 }
@@ -87,6 +124,18 @@ impl Appliance {
     /// # Errors
     /// [`ApplianceError`].
     pub fn open(config: &Config) -> Result<Self, ApplianceError> {
+        Self::open_as(config, None)
+    }
+
+    /// Opens a ledger that the counter does not know, on the owner's word, and writes that down.
+    ///
+    /// # Errors
+    /// [`ApplianceError::Adopt`] when the ledger is the right one or the key is another.
+    pub fn adopt(config: &Config, adoption: &Adoption<'_>) -> Result<Self, ApplianceError> {
+        Self::open_as(config, Some(adoption))
+    }
+
+    fn open_as(config: &Config, adoption: Option<&Adoption<'_>>) -> Result<Self, ApplianceError> {
         let dir = config.appliance.state_dir.clone();
         let store_error = |source| ApplianceError::Store {
             dir: dir.clone(),
@@ -94,7 +143,8 @@ impl Appliance {
         };
         let now = UnixMillis(Clock.now_ms());
         let store = Store::open(&dir).map_err(store_error)?;
-        let (kek, seal) = open_seal(config, &store)?;
+        let (kek, blob) = open_seal(config, &store)?;
+        let seal = blob.mode;
         let key = secrets_key(&kek);
         let opened =
             Ca::open_or_create(&store, &kek, now, names(config)).map_err(ApplianceError::Ca)?;
@@ -111,6 +161,25 @@ impl Appliance {
         let ledger = store
             .open_ledger_with(Box::new(signer), &infra, config.ledger.segment_max_bytes)
             .map_err(store_error)?;
+        let anchored = anchor::last(ledger.entries.iter().map(|entry| &entry.record));
+        let anchored = anchored.unwrap_or(blob.counter.first);
+        let mut counter = Counter {
+            tcti: config.tpm.tcti.clone(),
+            blob,
+        };
+        let counted = counter.check(&dir, anchored, adoption)?;
+        if let Some(adoption) = adoption {
+            records.push(Record::Operator(OperatorAct {
+                by: "local console".to_owned(),
+                role: "owner".to_owned(),
+                act: Act::AdoptLedger {
+                    anchored,
+                    counter: counted,
+                    why: adoption.why.to_owned(),
+                },
+            }));
+        }
+        ledger.committer.set_anchor(Box::new(counter));
         if ledger.entries.is_empty() {
             let genesis = Genesis {
                 appliance: config.appliance.name.clone(),
@@ -127,6 +196,7 @@ impl Appliance {
             records,
             recovered,
             ledger,
+            counter: counted,
             key,
         };
         // A claim that was cut short after its record left the key behind.
@@ -134,6 +204,31 @@ impl Appliance {
             appliance.forget_update_key().map_err(store_error)?;
         }
         Ok(appliance)
+    }
+
+    /// Writes records down and anchors them, for commands; the daemon has its driver.
+    ///
+    /// # Errors
+    /// They are not on disk, or the counter did not move.
+    pub fn commit_anchored(
+        &mut self,
+        at: UnixMillis,
+        mut ledger: Vec<Record>,
+    ) -> Result<(), ApplianceError> {
+        let counter = self.counter + 1;
+        ledger.push(Record::Anchor(Anchor { counter }));
+        let batch = Batch {
+            at,
+            ledger,
+            anchor: Some(counter),
+            ..Batch::default()
+        };
+        self.ledger
+            .committer
+            .commit(batch)
+            .map_err(ApplianceError::Commit)?;
+        self.counter = counter;
+        Ok(())
     }
 
     /// Whether the owner's certificate was handed out.
@@ -168,7 +263,75 @@ pub fn seal_name(mode: SealMode) -> &'static str {
     }
 }
 
-type Opened = (Zeroizing<[u8; 32]>, SealMode);
+/// The seal's counter. The TPM is opened for each move: once an hour, and at an owner's act.
+struct Counter {
+    tcti: String,
+    blob: SealBlob,
+}
+
+impl Counter {
+    /// The counter's value, if this ledger is anchored to it or its owner adopts it. An anchor that a
+    /// power cut kept from the counter is made up for.
+    fn check(
+        &mut self,
+        dir: &Path,
+        anchored: u64,
+        adoption: Option<&Adoption<'_>>,
+    ) -> Result<u64, ApplianceError> {
+        let tpm_error = |source| ApplianceError::Tpm {
+            tcti: self.tcti.clone(),
+            source,
+        };
+        let mut tpm = ApplianceDevice::open(&self.tcti).map_err(tpm_error)?;
+        let counter = tpm.counter(&self.blob).map_err(tpm_error)?;
+        let standing = anchor::standing(anchored, counter);
+        if let Some(adoption) = adoption {
+            let good = matches!(standing, Standing::Anchored | Standing::Interrupted);
+            let owner = hex::encode(adoption.update_key.public());
+            return match (good, owner == self.blob.update_key_public) {
+                (_, false) => Err(ApplianceError::Adopt(
+                    "expected the update key that the owner got at claim, found another one",
+                )),
+                (true, true) => Err(ApplianceError::Adopt(
+                    "expected a ledger that is behind the counter, found the right one: nothing to do",
+                )),
+                (false, true) => Ok(counter),
+            };
+        }
+        let (code, meaning) = match standing {
+            Standing::Anchored => return Ok(counter),
+            Standing::Interrupted => {
+                tracing::warn!(
+                    anchored,
+                    "a power cut came between an anchor and its counter"
+                );
+                tpm.advance(&self.blob, anchored).map_err(tpm_error)?;
+                return Ok(anchored);
+            }
+            Standing::RolledBack => (
+                "rolled_back",
+                "the state folder is an older copy, or its newest records were cut",
+            ),
+            Standing::Foreign => ("foreign", "the state folder belongs to another counter"),
+        };
+        Err(ApplianceError::Anchor {
+            code,
+            dir: dir.to_owned(),
+            anchored,
+            counter,
+            meaning,
+        })
+    }
+}
+
+impl store::Anchor for Counter {
+    fn advance(&mut self, to: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let mut tpm = ApplianceDevice::open(&self.tcti)?;
+        Ok(tpm.advance(&self.blob, to)?)
+    }
+}
+
+type Opened = (Zeroizing<[u8; 32]>, SealBlob);
 
 fn secrets_key(kek: &[u8; 32]) -> StoreKey {
     StoreKey::derive(kek, "appliance")
@@ -198,7 +361,7 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
         let kek = tpm.unseal(&blob).map_err(tpm_error)?;
         // A discrete TPM takes most of a start: told apart from our own share.
         tracing::info!(ms = started.elapsed().as_millis() as u64, "seal opened");
-        return Ok((kek, blob.mode));
+        return Ok((kek, blob));
     }
     let update = UpdateKey::generate(&mut rand_core::OsRng);
     let (blob, kek) = tpm.seal(EPOCH, &update).map_err(tpm_error)?;
@@ -218,7 +381,7 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
              software on this board can open the CA keys; every receipt says so"
         );
     }
-    Ok((kek, blob.mode))
+    Ok((kek, blob))
 }
 
 fn names(config: &Config) -> Names {

@@ -163,12 +163,22 @@ impl Driver {
             self.commit(answers, &mut waiting);
         }
         // Everything decided is written before the process ends; its effects are not performed.
-        let late = Batch {
-            at: self.now(),
+        let now = self.now();
+        let mut late = Batch {
+            at: now,
+            anchor: self.gateway.anchor(now, true),
             journal: self.late.take(),
             ..Batch::default()
         };
-        if !late.journal.is_empty() {
+        if late.anchor.is_some() {
+            while let Some(effect) = self.gateway.poll_effect() {
+                if let Effect::Record { seq, record, .. } = effect {
+                    late.first_seq.get_or_insert(seq);
+                    late.ledger.push(record);
+                }
+            }
+        }
+        if !late.journal.is_empty() || !late.ledger.is_empty() {
             self.committer.submit(late, Box::new(|_| {}));
         }
         Ok(())
@@ -322,8 +332,10 @@ impl Driver {
 
     /// Persist, then perform.
     fn commit(&mut self, answers: Vec<Perform>, waiting: &mut VecDeque<Vec<Perform>>) {
+        let now = self.now();
         let mut batch = Batch {
-            at: self.now(),
+            at: now,
+            anchor: self.gateway.anchor(now, false),
             journal: self.late.take(),
             ..Batch::default()
         };

@@ -554,6 +554,7 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
     Ok(Setup {
         appliance: config.appliance.name.clone(),
         seal: seal_name(appliance.seal).to_owned(),
+        counter: appliance.counter,
         rules: Rules {
             policy: Arc::new(declared.policy),
             directory: Arc::default(),

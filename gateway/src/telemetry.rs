@@ -212,6 +212,7 @@ pub fn recorded(seq: u64, record: &Record) {
             seq,
             "certificate"
         ),
+        Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
         // Acts are logged by the admin endpoint with the role; refusals by `decided`.
         Record::Genesis(_) | Record::Operator(_) | Record::RefusalSummary(_) => {}
     }

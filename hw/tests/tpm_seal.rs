@@ -249,3 +249,62 @@ fn random_bytes_are_as_many_as_asked_and_differ() {
     }
     assert_ne!(tpm.random(32).unwrap(), tpm.random(32).unwrap());
 }
+
+#[test]
+fn the_counter_moves_by_one_under_the_seal_and_never_back() {
+    let Some(mut swtpm) = Swtpm::start() else {
+        return;
+    };
+    let (blob, _) = appliance(&swtpm).seal(1, &update_key()).unwrap();
+    let first = blob.counter.first;
+    assert_eq!(appliance(&swtpm).counter(&blob).unwrap(), first);
+    appliance(&swtpm).advance(&blob, first + 1).unwrap();
+    swtpm.power_cycle();
+    assert_eq!(appliance(&swtpm).counter(&blob).unwrap(), first + 1);
+    // Whoever asks for another value than the next is told what it counts.
+    match appliance(&swtpm).advance(&blob, first + 1) {
+        Err(error @ TpmError::SealBroken { .. }) => {
+            let text = error.to_string();
+            let counts = format!("counts {}", first + 2);
+            assert!(text.contains(&counts), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // In another boot it does not move.
+    extend(&swtpm, 4, [7; 32]);
+    appliance(&swtpm).advance(&blob, first + 3).unwrap_err();
+    assert_eq!(appliance(&swtpm).counter(&blob).unwrap(), first + 2);
+}
+
+#[test]
+fn a_counter_that_is_gone_or_made_anew_is_an_alarm_and_does_not_fall() {
+    let Some(swtpm) = Swtpm::start() else { return };
+    let (blob, _) = appliance(&swtpm).seal(1, &update_key()).unwrap();
+    let first = blob.counter.first;
+    appliance(&swtpm).advance(&blob, first + 1).unwrap();
+    replace_index(&swtpm, blob.counter.nv_index, true);
+    let text = appliance(&swtpm).counter(&blob).unwrap_err().to_string();
+    assert!(
+        text.contains("counter of the ledger") && text.contains("is not ours any more"),
+        "{text}"
+    );
+    replace_index(&swtpm, blob.counter.nv_index, false);
+    let text = appliance(&swtpm).counter(&blob).unwrap_err().to_string();
+    assert!(text.contains("is gone") && text.contains("alarm"), "{text}");
+    // The next counter of this TPM begins where this one ended.
+    let (other, _) = appliance(&swtpm).seal(1, &update_key()).unwrap();
+    assert!(other.counter.first > first + 1, "{:?}", other.counter);
+}
+
+#[test]
+fn a_blob_that_names_another_counter_opens_no_key() {
+    let Some(swtpm) = Swtpm::start() else { return };
+    let (blob, key) = appliance(&swtpm).seal(1, &update_key()).unwrap();
+    let (second, _) = appliance(&swtpm).seal(1, &update_key()).unwrap();
+    let mut edited = blob.clone();
+    edited.counter = second.counter;
+    assert_ne!(appliance(&swtpm).unseal(&edited).unwrap(), key);
+    let mut edited = blob;
+    edited.counter.first += 1;
+    assert_ne!(appliance(&swtpm).unseal(&edited).unwrap(), key);
+}

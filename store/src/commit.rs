@@ -43,6 +43,9 @@ pub struct Batch {
     /// The sequence that the first of them must get, when whoever decided has counted along. The
     /// commit fails for good when the ledger is elsewhere: the two must not drift apart.
     pub first_seq: Option<u64>,
+    /// The value that the counter gets after the batch is on disk and before it is answered. Its
+    /// record is among the others.
+    pub anchor: Option<u64>,
     /// Working state for the lease journal.
     pub journal: Vec<JournalRecord>,
     /// New JSON of a machine for its view, or none to remove it. Derived from the records: lost
@@ -92,10 +95,20 @@ impl CommitError {
 /// block: hand the answer to a channel.
 pub type Done = Box<dyn FnOnce(Result<Committed, CommitError>) + Send>;
 
+/// The counter that the ledger is anchored to: a copy of the files cannot turn it back.
+pub trait Anchor: Send {
+    /// Moves it on by one, to `to`. Blocking.
+    ///
+    /// # Errors
+    /// It did not move, or to another value; the store stops.
+    fn advance(&mut self, to: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+}
+
 struct Job {
     at: UnixMillis,
     ledger: Vec<String>,
     first_seq: Option<u64>,
+    anchor: Option<u64>,
     journal: Vec<(String, JournalRecord)>,
     machines: Vec<(MachineId, Option<Vec<u8>>)>,
     bytes: usize,
@@ -105,6 +118,7 @@ struct Job {
 enum Message {
     Commit(Job),
     Signer(Box<dyn LedgerSigner>),
+    Anchor(Box<dyn Anchor>),
 }
 
 /// Hands batches to the committer thread. Dropping it waits until everything queued is answered.
@@ -124,6 +138,7 @@ impl Committer {
             ledger,
             journal,
             views,
+            anchor: None,
             untold: None,
             untaught: false,
             failed: None,
@@ -136,6 +151,13 @@ impl Committer {
             queue: Some(queue),
             thread: Some(thread),
         })
+    }
+
+    /// Where batches with an anchor find their counter. Without it they fail.
+    pub fn set_anchor(&self, anchor: Box<dyn Anchor>) {
+        let queue = self.queue.as_ref().expect("only drop takes the queue");
+        // A committer that is gone says so at the next commit.
+        let _ = queue.send(Message::Anchor(anchor));
     }
 
     /// Queues a batch. `done` is called exactly once, batches in the order they were submitted,
@@ -220,6 +242,7 @@ fn encode(batch: Batch, done: Done) -> Result<Job, (CommitError, Done)> {
         at: batch.at,
         ledger,
         first_seq: batch.first_seq,
+        anchor: batch.anchor,
         journal,
         machines: batch.machines,
         bytes,
@@ -231,6 +254,7 @@ struct Worker {
     ledger: LedgerWriter,
     journal: Journal,
     views: Arc<Views>,
+    anchor: Option<Box<dyn Anchor>>,
     /// Since when the database does not know how far the journal has come.
     untold: Option<Instant>,
     /// Whether leases may have changed that the lease view has not seen.
@@ -248,8 +272,14 @@ impl Worker {
                 match message {
                     Message::Commit(job) => {
                         bytes += job.bytes;
+                        let anchored = job.anchor.is_some();
                         group.push(job);
+                        // One anchor a write: after a power cut the counter is behind by one at most.
+                        if anchored {
+                            self.finish(&mut group);
+                        }
                     }
+                    Message::Anchor(anchor) => self.anchor = Some(anchor),
                     Message::Signer(signer) => {
                         self.finish(&mut group);
                         self.set_signer(signer);
@@ -321,7 +351,8 @@ impl Worker {
             return;
         }
         let mut seq = self.ledger.next_seq();
-        if let Err(e) = self.write(group) {
+        let written = self.write(group).and_then(|()| self.anchor(group));
+        if let Err(e) = written {
             let e = self.fail(e);
             for job in group.drain(..) {
                 (job.done)(Err(CommitError::Failed(e.clone())));
@@ -347,6 +378,18 @@ impl Worker {
         if since.elapsed() > VIEW_LAG_MAX {
             self.tell_views();
         }
+    }
+
+    /// Moves the counter to what the group's anchor says.
+    fn anchor(&mut self, group: &[Job]) -> Result<(), StoreError> {
+        let Some(to) = group.iter().find_map(|job| job.anchor) else {
+            return Ok(());
+        };
+        let advanced = match &mut self.anchor {
+            Some(anchor) => anchor.advance(to),
+            None => Err("no counter was given to the store".into()),
+        };
+        advanced.map_err(|source| StoreError::Anchor { to, source })
     }
 
     /// Every batch that counts along must find the ledger where it thinks it is.

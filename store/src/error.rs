@@ -109,6 +109,15 @@ pub enum StoreError {
         /// Its name.
         name: String,
     },
+    /// The counter that the ledger is anchored to did not move.
+    #[error("the ledger is not anchored at {to}")]
+    Anchor {
+        /// The value it should have got.
+        to: u64,
+        /// Why not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The ledger's signer failed; nothing can be committed without a signature.
     #[error("the ledger key did not sign: {why}")]
     Signer {

@@ -43,7 +43,7 @@ use gateway_core::identity::MachineId;
 use gateway_core::record::{Lease6Record, LeaseRecord};
 use zeroize::Zeroizing;
 
-pub use commit::{Batch, CommitError, Committed, Committer, Done};
+pub use commit::{Anchor, Batch, CommitError, Committed, Committer, Done};
 pub use error::StoreError;
 pub use journal::Recovered;
 pub use ledger::{

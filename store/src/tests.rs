@@ -425,3 +425,95 @@ fn dropping_the_committer_answers_everything_first() {
     assert_eq!(wait.iter().filter(|ok| *ok).count(), 50);
     assert_eq!(site.verify().entries, 50);
 }
+
+/// A counter that writes down what the ledger had on disk when it moved.
+struct Counted {
+    dir: std::path::PathBuf,
+    moves: std::sync::mpsc::Sender<(u64, bool)>,
+    works: bool,
+}
+
+impl crate::Anchor for Counted {
+    fn advance(&mut self, to: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let files = std::fs::read_dir(self.dir.join("ledger"))?;
+        let wanted = format!("\"counter\":{to}");
+        let mut there = false;
+        for file in files {
+            let octets = std::fs::read(file?.path())?;
+            there |= octets.windows(wanted.len()).any(|w| w == wanted.as_bytes());
+        }
+        self.moves.send((to, there))?;
+        if self.works {
+            Ok(())
+        } else {
+            Err("the TPM does not answer".into())
+        }
+    }
+}
+
+fn anchored(counter: u64) -> Batch {
+    let record = gateway_core::record::Record::Anchor(gateway_core::record::Anchor { counter });
+    Batch {
+        anchor: Some(counter),
+        ..batch(vec![claim(1), record], vec![])
+    }
+}
+
+#[test]
+fn the_counter_moves_once_for_each_anchor_after_it_is_on_disk_and_before_the_answer() {
+    let site = Site::new();
+    let (store, opened) = site.open();
+    let (moves, moved) = channel();
+    opened.committer.set_anchor(Box::new(Counted {
+        dir: store.dir().to_owned(),
+        moves,
+        works: true,
+    }));
+    let (answers, answered) = channel();
+    // Queued at once, so that they could share a write.
+    for counter in 1..=8 {
+        let (answers, batch) = (answers.clone(), anchored(counter));
+        opened.committer.submit(
+            batch,
+            Box::new(move |done| answers.send((counter, done.is_ok())).unwrap()),
+        );
+    }
+    for counter in 1..=8 {
+        assert_eq!(answered.recv().unwrap(), (counter, true));
+        assert_eq!(
+            moved.try_recv().expect("it moved before the answer"),
+            (counter, true),
+            "the record was not on disk yet"
+        );
+    }
+    assert!(moved.try_recv().is_err(), "once for each");
+    assert_eq!(site.verify().entries, 16);
+}
+
+#[test]
+fn rejects_everything_after_a_counter_that_did_not_move() {
+    let site = Site::new();
+    let (store, opened) = site.open();
+    match opened.committer.commit(anchored(1)) {
+        Err(CommitError::Failed(e)) => {
+            assert!(matches!(*e, StoreError::Anchor { to: 1, .. }), "{e}");
+        }
+        other => panic!("without a counter nothing is anchored: {other:?}"),
+    }
+    drop((store, opened));
+    let (store, opened) = site.open();
+    let (moves, _moved) = channel();
+    opened.committer.set_anchor(Box::new(Counted {
+        dir: store.dir().to_owned(),
+        moves,
+        works: false,
+    }));
+    assert!(matches!(
+        opened.committer.commit(anchored(2)),
+        Err(CommitError::Failed(_))
+    ));
+    assert!(matches!(
+        opened.committer.commit(batch(vec![claim(3)], vec![])),
+        Err(CommitError::Stopped(_))
+    ));
+}

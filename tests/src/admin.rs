@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -163,6 +163,11 @@ impl Desk {
     /// # Errors
     /// It cannot start or does not end.
     pub fn vestibule(&self, args: &[&str]) -> Result<(ExitStatus, String, String)> {
+        attempt(&mut self.command(args), LIMIT)
+    }
+
+    /// The command itself, not yet started.
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = self.ns.command(&self.program.to_string_lossy());
         command
             .args(args)
@@ -173,7 +178,7 @@ impl Desk {
             .arg(self.files.join("owner.key"))
             .arg("--ca")
             .arg(self.files.join("admin-ca.pem"));
-        attempt(&mut command, LIMIT)
+        command
     }
 
     /// `vestibule machine approve`.

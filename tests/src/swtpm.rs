@@ -219,6 +219,11 @@ impl Swtpm {
         Ok(())
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Cuts the power.
     pub fn stop(&mut self) {
         self.process.kill();

@@ -46,6 +46,7 @@ pub fn apply(catalog: &mut [CatalogEntry], act: &Act) {
         }
         Act::ImageAdd { .. }
         | Act::ClaimAppliance
+        | Act::AdoptLedger { .. }
         | Act::Approve { .. }
         | Act::Cordon { .. }
         | Act::Uncordon { .. }

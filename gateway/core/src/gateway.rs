@@ -47,6 +47,8 @@ pub struct Setup {
     pub dhcp6: Option<dhcp6::Config>,
     /// Boot addresses and names.
     pub boot: BootSettings,
+    /// Value of the counter that the ledger is anchored to.
+    pub counter: u64,
     /// Every ledger record: sequence, time, record.
     pub ledger: Vec<(u64, UnixMillis, Record)>,
     /// Leases of the journal, oldest first.
@@ -171,6 +173,7 @@ impl Gateway {
             mut rules,
             inventory,
             boot,
+            counter,
             ledger,
             leases,
             leases6,
@@ -218,7 +221,7 @@ impl Gateway {
             dhcp_refusals: BTreeMap::new(),
             admission,
             boot,
-            out: Outbox::new(next_seq),
+            out: Outbox::new(next_seq, counter),
         }
     }
 
@@ -609,6 +612,12 @@ impl Gateway {
     /// Writes a record that the shell decided on (genesis, the appliance's own certificates).
     pub fn note(&mut self, now: UnixMillis, record: Record) {
         self.out.record(now, record);
+    }
+
+    /// Queues the anchor that is due, to be called before a batch is made of the effects: the value
+    /// that the counter must get with it. `stopping` anchors whatever waits.
+    pub fn anchor(&mut self, now: UnixMillis, stopping: bool) -> Option<u64> {
+        self.out.anchor(now, stopping)
     }
 
     /// Ledger records so far.

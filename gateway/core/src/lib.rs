@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod anchor;
 pub mod appraisal;
 pub mod bootfile;
 pub mod catalog;

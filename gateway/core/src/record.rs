@@ -26,6 +26,16 @@ pub enum Record {
     RefusalSummary(RefusalSummary),
     /// A certificate was issued.
     Certificate(Certificate),
+    /// The counter of the appliance's TPM moves on: everything up to here is there for good.
+    Anchor(Anchor),
+}
+
+/// A value of the counter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Anchor {
+    /// What the counter says once this record is on disk.
+    pub counter: u64,
 }
 
 /// First record of a ledger.
@@ -84,6 +94,16 @@ pub struct OperatorAct {
 pub enum Act {
     /// The owner's certificate was handed out.
     ClaimAppliance,
+    /// The owner takes this ledger for the right one although the counter says that records are
+    /// missing: a restored backup.
+    AdoptLedger {
+        /// Value of the last anchor in it.
+        anchored: u64,
+        /// Value of the counter.
+        counter: u64,
+        /// Why, in the owner's words.
+        why: String,
+    },
     /// A pending claim became a machine.
     Approve {
         /// The machine.

@@ -3,20 +3,18 @@
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::mpsc;
 
 use gateway_core::identity::UnixMillis;
 use gateway_core::issuer::AdminRole;
 use gateway_core::record::{Act, OperatorAct, Record};
 use hw::clock::Clock;
 use serde_json::json;
-use store::Batch;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use super::{Exit, Failure, Output, exit_of_io};
-use crate::appliance::{Appliance, ApplianceError, seal_name};
+use crate::appliance::{Adoption, Appliance, ApplianceError, seal_name};
 use crate::ca;
 use crate::config::Config;
 use crate::driver::DriverError;
@@ -57,7 +55,7 @@ pub(super) fn run_daemon(config: Config) -> Result<Exit, Failure> {
 /// `vestibule claim --local`: makes the owner's certificate, once. Whoever can run this can read
 /// the state folder; the claim says who owns the appliance, not who may.
 pub(super) fn claim(out: &Output, config: &Config, folder: &Path) -> Result<Exit, Failure> {
-    let appliance = Appliance::open(config)?;
+    let mut appliance = Appliance::open(config)?;
     if appliance.is_claimed() {
         return Err(Failure::told(
             Exit::Refused,
@@ -85,7 +83,7 @@ pub(super) fn claim(out: &Output, config: &Config, folder: &Path) -> Result<Exit
     // cut anywhere costs no claim: until it is on record, it can be made again.
     let mut signed = appliance.records.clone();
     signed.push(Record::Certificate(owner.record.clone()));
-    commit(&appliance, now, signed)?;
+    appliance.commit_anchored(now, signed)?;
     write_private(
         folder,
         &[
@@ -100,7 +98,7 @@ pub(super) fn claim(out: &Output, config: &Config, folder: &Path) -> Result<Exit
         role: "owner".to_owned(),
         act: Act::ClaimAppliance,
     });
-    commit(&appliance, now, vec![act])?;
+    appliance.commit_anchored(now, vec![act])?;
     appliance.forget_update_key()?;
     let exported = ca::export(&config.appliance.state_dir, folder).map_err(ApplianceError::Ca)?;
     let value = json!({
@@ -133,25 +131,30 @@ pub(super) fn export(out: &Output, config: &Config, folder: &Path) -> Result<Exi
     Ok(Exit::Done)
 }
 
-fn commit(appliance: &Appliance, at: UnixMillis, ledger: Vec<Record>) -> Result<(), Failure> {
-    let (done, committed) = mpsc::channel();
-    let batch = Batch {
-        at,
-        ledger,
-        ..Batch::default()
+/// `vestibule ledger adopt`: the owner takes a ledger that is behind the counter for the right one.
+pub(super) fn adopt(
+    out: &Output,
+    config: &Config,
+    update_key: &Path,
+    why: &str,
+) -> Result<Exit, Failure> {
+    let update_key = super::seal::read_key(update_key)?;
+    let adoption = Adoption {
+        update_key: &update_key,
+        why,
     };
-    appliance.ledger.committer.submit(
-        batch,
-        Box::new(move |result| {
-            // The receiver lives until the answer is in.
-            drop(done.send(result));
-        }),
-    );
-    match committed.recv() {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(Failure::new(Exit::Storage, &error)),
-        Err(error) => Err(Failure::new(Exit::Storage, &error)),
-    }
+    let mut appliance = Appliance::adopt(config, &adoption)?;
+    let (before, records) = (appliance.counter, appliance.records.clone());
+    appliance.commit_anchored(UnixMillis(Clock.now_ms()), records)?;
+    let value = json!({ "counter": appliance.counter, "was": before });
+    out.print(&value, || {
+        format!(
+            "adopted: the ledger is anchored at {}; what was withdrawn or raised after this copy was made \
+             must be done again\n",
+            appliance.counter
+        )
+    });
+    Ok(Exit::Done)
 }
 
 fn host(config: &Config) -> String {
@@ -204,7 +207,11 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 impl From<ApplianceError> for Failure {
     fn from(error: ApplianceError) -> Self {
         let exit = match error {
-            ApplianceError::Store { .. } | ApplianceError::Ca(_) => Exit::Storage,
+            ApplianceError::Store { .. }
+            | ApplianceError::Ca(_)
+            | ApplianceError::Anchor { .. }
+            | ApplianceError::Commit(_) => Exit::Storage,
+            ApplianceError::Adopt(_) => Exit::Refused,
             ApplianceError::SealRecord { .. } | ApplianceError::Tpm { .. } => Exit::Tpm,
         };
         Self::new(exit, &error)

@@ -20,6 +20,11 @@ pub(super) fn run(out: &Output, command: LedgerCommand) -> Result<Exit, Failure>
             out: file,
             show_names,
         } => export(out, &path, &file, show_names),
+        LedgerCommand::Adopt {
+            config,
+            update_key,
+            why,
+        } => super::appliance::adopt(out, &config.load()?, &update_key, &why),
         LedgerCommand::Show { from, max, desk } => {
             let page: LedgerPage =
                 Client::open(&desk)?.get(&format!("/v1/ledger?from={from}&max={max}"))?;

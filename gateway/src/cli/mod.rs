@@ -466,6 +466,19 @@ pub enum LedgerCommand {
         #[arg(long)]
         show_names: bool,
     },
+    /// Take a restored state folder for the right one although the TPM has counted further. With the
+    /// daemon stopped.
+    Adopt {
+        /// Configuration.
+        #[command(flatten)]
+        config: ConfigArg,
+        /// The owner's update key, as `claim` wrote it.
+        #[arg(long)]
+        update_key: PathBuf,
+        /// Why; it is written down.
+        #[arg(long)]
+        why: String,
+    },
     /// Entries of a running appliance.
     Show {
         /// First sequence.

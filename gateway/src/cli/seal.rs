@@ -119,7 +119,7 @@ fn read(store: &Store) -> Result<SealBlob, Failure> {
     serde_json::from_slice(&bytes).map_err(|error| Failure::new(Exit::Tpm, &error))
 }
 
-fn read_key(path: &Path) -> Result<UpdateKey, Failure> {
+pub(super) fn read_key(path: &Path) -> Result<UpdateKey, Failure> {
     let text = std::fs::read_to_string(path)
         .map(Zeroizing::new)
         .map_err(|error| {

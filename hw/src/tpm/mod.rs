@@ -1,12 +1,14 @@
 //! TPM 2.0 behind two traits: what a node does with its TPM, and what the appliance does with its
 //! own. tss-esapi stays inside this folder.
 
+mod counter;
 mod device;
 mod node;
 mod policy;
 mod seal;
 mod template;
 
+pub use counter::SealedCounter;
 pub use device::silence_tss_log;
 pub use node::NodeDevice;
 pub use seal::{ApplianceDevice, SealBlob, SealMode, SealTpm, SealedPcr, UpdateKey};

@@ -27,6 +27,7 @@ use zeroize::Zeroizing;
 pub use super::policy::UpdateKey;
 
 use super::TpmError;
+use super::counter::{self, SealedCounter};
 use super::device::{
     Device, NO_SESSION, PASSWORD, command_error, malformed, nv_tpm_handle, own_name, public_bytes,
     public_from, selection,
@@ -91,6 +92,8 @@ pub struct SealBlob {
     pub nv_index: u32,
     /// Name of that index, once written.
     pub nv_name: String,
+    /// The counter that the ledger is anchored to.
+    pub counter: SealedCounter,
     /// Name of the storage root key, pinned at sealing.
     pub srk_name: String,
     /// Epoch in the policyRef; a raised epoch leaves older images and signatures outside.
@@ -123,6 +126,16 @@ pub trait SealTpm: Send {
     /// [`TpmError::SealBroken`] names the PCR that changed, or the missing or foreign NV index;
     /// [`TpmError::ForeignObject`] means another TPM or a cleared one.
     fn unseal(&mut self, blob: &SealBlob) -> Result<Zeroizing<[u8; 32]>, TpmError>;
+    /// Value of the seal's counter.
+    ///
+    /// # Errors
+    /// [`TpmError::SealBroken`] when it is gone or replaced.
+    fn counter(&mut self, blob: &SealBlob) -> Result<u64, TpmError>;
+    /// Moves the counter on by one; it must then be `to`.
+    ///
+    /// # Errors
+    /// [`TpmError::SealBroken`] when it is gone, replaced, or something else moves it.
+    fn advance(&mut self, blob: &SealBlob, to: u64) -> Result<(), TpmError>;
     /// PCR 4, 7 and 11 of this boot.
     fn boot_state(&mut self) -> Result<[[u8; 32]; 3], TpmError>;
     /// Random bytes of the TPM's generator.
@@ -158,11 +171,11 @@ pub struct ApplianceDevice {
 }
 
 /// A blob decoded, still untrusted: it comes from a disk that anybody may have edited.
-struct Opened {
+pub(super) struct Opened {
     public: Vec<u8>,
     private: Vec<u8>,
     nv_name: Vec<u8>,
-    srk_name: Vec<u8>,
+    pub(super) srk_name: Vec<u8>,
     update_public: Vec<u8>,
     signature: Signature,
     approved: [u8; 32],
@@ -170,7 +183,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn decode(blob: &SealBlob) -> Result<Self, TpmError> {
+    pub(super) fn decode(blob: &SealBlob) -> Result<Self, TpmError> {
         let bytes = |field: &str, text: &str| {
             hex::decode(text).map_err(|e| malformed("sealed blob", &format!("{field}: {e}")))
         };
@@ -205,13 +218,18 @@ impl ApplianceDevice {
         })
     }
 
-    /// Takes the first free index of our range. An index that is there already is left alone: it
-    /// may hold the half of another epoch, or belong to somebody else.
-    fn free_nv_index(&mut self) -> Result<u32, TpmError> {
+    /// Takes the first two free indices of our range, for the second half and for the counter. An
+    /// index that is there already is left alone: it may hold the half of another epoch, or belong to
+    /// somebody else.
+    fn free_nv_indices(&mut self) -> Result<(u32, u32), TpmError> {
         let defined = self.device.nv_indices(NV_RANGE.0, NV_RANGE.1)?;
-        (NV_RANGE.0..=NV_RANGE.1)
-            .find(|index| !defined.contains(index))
-            .ok_or_else(|| malformed("NV indices", "no free index in 0x01800100..0x018001ff"))
+        let mut free = (NV_RANGE.0..=NV_RANGE.1).filter(|index| !defined.contains(index));
+        free.next().zip(free.next()).ok_or_else(|| {
+            malformed(
+                "NV indices",
+                "no two free indices in 0x01800100..0x018001ff",
+            )
+        })
     }
 
     fn half(&mut self) -> Result<Zeroizing<[u8; 32]>, TpmError> {
@@ -230,14 +248,15 @@ impl ApplianceDevice {
         Ok(Zeroizing::new(hash.finalize().into()))
     }
 
-    /// Seals the object, defines and writes the index. The index is removed again on failure.
+    /// Seals the object, defines and writes the index, makes the counter. What was defined is removed
+    /// again on failure.
     fn make(
         &mut self,
-        index: u32,
+        (index, counter): (u32, u32),
         halves: (&[u8; 32], &[u8; 32]),
         mut opened: Opened,
         policy: &[u8; 32],
-    ) -> Result<(Opened, Vec<u8>), TpmError> {
+    ) -> Result<(Opened, Vec<u8>, SealedCounter), TpmError> {
         self.device.with_primary(
             Hierarchy::Owner,
             &template::srk_ecc(),
@@ -273,16 +292,17 @@ impl ApplianceDevice {
                 let nv = device.run("NV_DefineSpace", PASSWORD, |ctx| {
                     ctx.nv_define_space(Provision::Owner, None, nv_public.clone())
                 })?;
-                let written = write_nv(device, srk, nv, &opened, halves.1);
-                if written.is_err() {
+                let made = write_nv(device, srk, nv, &opened, halves.1)
+                    .and_then(|()| counter::make(device, srk, counter, &opened, policy));
+                if made.is_err() {
                     // Leaves nothing half-made behind; the first error is the one to report.
                     let _ = device.run("NV_UndefineSpace", PASSWORD, |ctx| {
                         ctx.nv_undefine_space(Provision::Owner, nv)
                     });
                 }
-                written?;
-                let name = nv_name(index, policy);
-                Ok((opened, name))
+                let counter = made?;
+                let name = nv_name(index, NV_ATTRIBUTES_WRITTEN, policy, 32);
+                Ok((opened, name, counter))
             },
         )
     }
@@ -293,7 +313,7 @@ impl ApplianceDevice {
                 device.require_name("storage root key", srk, &opened.srk_name)?;
                 let sealed_half = unseal_object(device, srk, opened)?;
                 let nv_half = device.with_nv(index, |device, nv| {
-                    require_nv_name(device, nv, index, &opened.nv_name)?;
+                    require_nv_name(device, nv, index, "CA keys", &opened.nv_name)?;
                     authorized(device, srk, opened, |device, session, salted| {
                         let slots = (Some(session), Some(salted), None);
                         let data = device.run_protected("NV_Read", slots, salted, |ctx| {
@@ -330,13 +350,15 @@ impl SealTpm for ApplianceDevice {
             epoch,
         };
         let (first, second) = (self.half()?, self.half()?);
-        let index = self.free_nv_index()?;
-        let (opened, name) = self.make(index, (&first, &second), opened, &policy)?;
+        let indices = self.free_nv_indices()?;
+        let (opened, name, counter) = self.make(indices, (&first, &second), opened, &policy)?;
+        let expected = derive_kek(&first[..], &second[..], epoch, &counter);
         let blob = SealBlob {
             public: hex::encode(&opened.public),
             private: hex::encode(&opened.private),
-            nv_index: index,
+            nv_index: indices.0,
             nv_name: hex::encode(name),
+            counter,
             srk_name: hex::encode(&opened.srk_name),
             epoch,
             update_key_public: hex::encode(update.public()),
@@ -351,11 +373,19 @@ impl SealTpm for ApplianceDevice {
         };
         // Nothing may rest on a seal that has not opened once.
         let key = self.unseal(&blob)?;
-        if key[..] == derive_kek(&first[..], &second[..], epoch)[..] {
+        if key[..] == expected[..] {
             Ok((blob, key))
         } else {
             Err(malformed("seal", "opened to another key than was sealed"))
         }
+    }
+
+    fn counter(&mut self, blob: &SealBlob) -> Result<u64, TpmError> {
+        counter::read(&mut self.device, blob)
+    }
+
+    fn advance(&mut self, blob: &SealBlob, to: u64) -> Result<(), TpmError> {
+        counter::advance(&mut self.device, blob, to)
     }
 
     fn boot_state(&mut self) -> Result<[[u8; 32]; 3], TpmError> {
@@ -406,7 +436,7 @@ impl SealTpm for ApplianceDevice {
             }
             other => other?,
         };
-        Ok(derive_kek(&first, &second, blob.epoch))
+        Ok(derive_kek(&first, &second, blob.epoch, &blob.counter))
     }
 
     fn random(&mut self, count: usize) -> Result<Zeroizing<Vec<u8>>, TpmError> {
@@ -421,7 +451,7 @@ impl SealTpm for ApplianceDevice {
 /// Runs one command under the seal's policy and a session salted to the pinned storage root key.
 /// Repeats all of it when a PCR was extended meanwhile: IMA extends PCR 10 at any moment, and
 /// that voids the session although PCR 10 is not in the policy.
-fn authorized<T>(
+pub(super) fn authorized<T>(
     device: &mut Device,
     srk: KeyHandle,
     opened: &Opened,
@@ -514,10 +544,11 @@ fn write_nv(
     })
 }
 
-fn require_nv_name(
+pub(super) fn require_nv_name(
     device: &mut Device,
     nv: NvIndexHandle,
     index: u32,
+    what: &'static str,
     expected: &[u8],
 ) -> Result<(), TpmError> {
     let (_, name) = device.run("NV_ReadPublic", NO_SESSION, |ctx| ctx.nv_read_public(nv))?;
@@ -525,7 +556,7 @@ fn require_nv_name(
         return Ok(());
     }
     Err(TpmError::SealBroken {
-        what: "CA keys",
+        what,
         why: format!(
             "NV index {index:#010x} is not ours any more: expected Name {}, found {}. Somebody with \
              the owner hierarchy replaced it. Treat it as an alarm; there is no escrow yet ({HELP})",
@@ -536,22 +567,28 @@ fn require_nv_name(
 }
 
 /// Name of our index once it is written (TPM 2.0 Part 1, 16): `nameAlg || H(TPMS_NV_PUBLIC)`.
-fn nv_name(index: u32, policy: &[u8; 32]) -> Vec<u8> {
+pub(super) fn nv_name(index: u32, attributes: u32, policy: &[u8; 32], size: u16) -> Vec<u8> {
     let mut public = index.to_be_bytes().to_vec();
     public.extend([0x00, 0x0b]);
-    public.extend(NV_ATTRIBUTES_WRITTEN.to_be_bytes());
+    public.extend(attributes.to_be_bytes());
     public.extend([0x00, 0x20]);
     public.extend(policy);
-    public.extend([0x00, 0x20]);
+    public.extend(size.to_be_bytes());
     own_name(&public)
 }
 
-/// KEK = HKDF-SHA256(sealed half || NV half), the epoch in its info.
-fn derive_kek(first: &[u8], second: &[u8], epoch: u64) -> Zeroizing<[u8; 32]> {
+/// KEK = HKDF-SHA256(sealed half || NV half), epoch and counter in its info.
+fn derive_kek(
+    first: &[u8],
+    second: &[u8],
+    epoch: u64,
+    counter: &SealedCounter,
+) -> Zeroizing<[u8; 32]> {
     let mut input = Zeroizing::new(first.to_vec());
     input.extend_from_slice(second);
     let mut info = b"vestibule/kek/v1".to_vec();
     info.extend(epoch.to_be_bytes());
+    info.extend(counter.bound());
     let mut key = Zeroizing::new([0; 32]);
     Hkdf::<Sha256>::new(None, &input)
         .expand(&info, &mut key[..])
@@ -599,7 +636,7 @@ fn changed_pcrs(blob: &SealBlob, now: &[[u8; 32]]) -> String {
 }
 
 /// Where an operator reads on.
-const HELP: &str = "docs/OPERATIONS.md, seal broken";
+pub(super) const HELP: &str = "docs/OPERATIONS.md, seal broken";
 
 fn pcr_meaning(index: u8) -> &'static str {
     match index {
@@ -620,12 +657,29 @@ fn policy_refused(code: u32) -> bool {
 mod tests {
     use super::*;
 
+    fn counter() -> SealedCounter {
+        SealedCounter {
+            nv_index: 0x0180_0101,
+            nv_name: "000b".to_owned(),
+            first: 7,
+        }
+    }
+
     #[test]
-    fn kek_depends_on_both_halves_and_the_epoch() {
-        let kek = derive_kek(&[1; 32], &[2; 32], 1);
-        assert_ne!(kek, derive_kek(&[3; 32], &[2; 32], 1));
-        assert_ne!(kek, derive_kek(&[1; 32], &[3; 32], 1));
-        assert_ne!(kek, derive_kek(&[1; 32], &[2; 32], 2));
+    fn kek_depends_on_both_halves_the_epoch_and_the_counter() {
+        let kek = derive_kek(&[1; 32], &[2; 32], 1, &counter());
+        assert_ne!(kek, derive_kek(&[3; 32], &[2; 32], 1, &counter()));
+        assert_ne!(kek, derive_kek(&[1; 32], &[3; 32], 1, &counter()));
+        assert_ne!(kek, derive_kek(&[1; 32], &[2; 32], 2, &counter()));
+        for change in [
+            |counter: &mut SealedCounter| counter.nv_index += 1,
+            |counter: &mut SealedCounter| counter.nv_name.push('0'),
+            |counter: &mut SealedCounter| counter.first += 1,
+        ] {
+            let mut other = counter();
+            change(&mut other);
+            assert_ne!(kek, derive_kek(&[1; 32], &[2; 32], 1, &other), "{other:?}");
+        }
     }
 
     #[test]
@@ -635,6 +689,7 @@ mod tests {
             private: String::new(),
             nv_index: 0,
             nv_name: String::new(),
+            counter: counter(),
             srk_name: String::new(),
             epoch: 1,
             update_key_public: String::new(),

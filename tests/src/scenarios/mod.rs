@@ -13,6 +13,7 @@ pub mod ldevid;
 pub mod lldp;
 pub mod local_disk;
 pub mod refusals;
+pub mod rollback;
 pub mod slow;
 pub mod starts;
 pub mod storm;
@@ -65,6 +66,12 @@ pub const ALL: &[Scenario] = &[
         what: "what the daemon says when it cannot start: one line and the documented exit code",
         limit_secs: 240,
         run: starts::run,
+    },
+    Scenario {
+        name: "rollback",
+        what: "older copies of the state folder, a cut ledger, another box: named; the owner adopts a backup",
+        limit_secs: 240,
+        run: rollback::run,
     },
     Scenario {
         name: "storm",

@@ -286,7 +286,7 @@ impl Registry {
                     },
                 );
             }
-            Record::Genesis(_) | Record::RefusalSummary(_) => {}
+            Record::Genesis(_) | Record::RefusalSummary(_) | Record::Anchor(_) => {}
         }
     }
 
@@ -371,6 +371,7 @@ impl Registry {
             ),
             Act::Retire { machine } => (machine, Event::Retired, format!("retired by {by}")),
             Act::ClaimAppliance
+            | Act::AdoptLedger { .. }
             | Act::ImageAdd { .. }
             | Act::ImageFloor { .. }
             | Act::ImageWithdraw { .. } => return,

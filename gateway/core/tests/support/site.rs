@@ -179,6 +179,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
         leases: disk.leases.clone(),
         leases6: disk.leases6.clone(),
         marks: disk.marks.clone(),
+        counter: 0,
         now,
     })
 }
