@@ -481,10 +481,13 @@ fn require_devid_leaf(chain: &[Vec<u8>], devid_public: &[u8]) -> Result<(), Atte
     ))
 }
 
-/// Splits DER certificates that follow each other; stops at padding.
+/// Splits DER certificates that follow each other. Between them may be the padding of an NV index that
+/// is larger than its certificate; what is no certificate ends them.
 fn split_certificates(mut bytes: &[u8]) -> Vec<Bytes> {
     let mut certificates = Vec::new();
     while certificates.len() < EK_CHAIN_MAX {
+        let padding = bytes.iter().take_while(|&&o| o == 0 || o == 0xff).count();
+        bytes = &bytes[padding..];
         let Ok((rest, _)) = X509Certificate::from_der(bytes) else {
             break;
         };

@@ -299,7 +299,8 @@ impl NodeTpm for SoftTpm {
 
     fn ek_chain(&mut self) -> Result<Vec<u8>, TpmError> {
         let ca = Ca::new("EK CA");
-        Ok([ca.der.as_ref(), ca.der.as_ref(), &[0xff; 30]].concat())
+        // Two NV indices, each larger than its certificate.
+        Ok([ca.der.as_ref(), &[0xff; 30], ca.der.as_ref(), &[0; 9]].concat())
     }
 
     fn create_ak(&mut self, unique: [u8; 64]) -> Result<Vec<u8>, TpmError> {
