@@ -7,7 +7,7 @@ use gateway_core::appraisal::eventlog::Log;
 use gateway_core::appraisal::events::Markers;
 use gateway_core::appraisal::notices::{NOTICES_MAX, notices};
 use gateway_core::appraisal::variables::{Signature, Variable};
-use gateway_core::appraisal::x509::Cert;
+use gateway_core::appraisal::x509::{AttributeCert, Cert, Crl, What, contents, read_chain};
 use gateway_core::appraisal::{
     Binding, DevIdRules, EkDirectory, EkRoots, HelloContext, TimeTrust, appraise_hello, ek,
 };
@@ -84,14 +84,40 @@ fn told(log: &Log<'_>, len: usize) {
     assert!(boot.secure_boot.is_none() || !log.events.is_empty());
 }
 
+/// What a file holds, whatever it is wrapped in; and the same octets cut as NV indices would.
+fn wrapped(data: &[u8]) {
+    for object in contents(data).objects {
+        assert!(object.offset <= data.len());
+        match object.what {
+            What::Certificate => drop(Cert::read(&object.der)),
+            What::AttributeCertificate => drop(AttributeCert::read(&object.der)),
+            What::Crl => drop(Crl::read(&object.der)),
+            What::Damaged(_) => assert!(object.der.is_empty()),
+            What::Pkcs7 | What::Other(_) => {}
+        }
+    }
+    let whole: Vec<Vec<u8>> = read_chain([data]).into_iter().map(|c| c.der).collect();
+    assert!(whole.len() <= 16);
+    let _ = read_chain(data.chunks(100));
+}
+
 /// A certificate from a TPM's NV memory, and files of vendors' roots. Against no root and against
 /// itself as the only root: neither may make a chain for a key it does not hold.
 pub fn ek_cert(data: &[u8]) {
-    let _ = Cert::parse(data);
     let mut roots = EkRoots::default();
     let _ = roots.add(data);
+    let _ = roots.add_crls(data);
+    wrapped(data);
     let policy = Policy::preset(Preset::Standard);
     let chain: Vec<Cert> = Cert::parse(data).into_iter().collect();
+    for cert in &chain {
+        // What was read reads again, to the same.
+        assert_eq!(
+            Cert::read(&cert.der).map(|c| c.serial),
+            Ok(cert.serial.clone())
+        );
+        let _ = (cert.subject_text(), cert.issuer_text(), ek::usage(cert));
+    }
     for template in [Template::EkRsa2048L, Template::EkP256L] {
         let key = template.create_primary_input();
         for roots in [&EkRoots::default(), &roots] {
@@ -213,7 +239,63 @@ pub fn event_log_seeds() -> Vec<Vec<u8>> {
 
 /// No certificate can be made without a key: the field files and mutations must do.
 pub fn ek_cert_seeds() -> Vec<Vec<u8>> {
-    vec![include_bytes!("ek-like.der").to_vec()]
+    vec![include_bytes!("ek-like.der").to_vec(), crl_seed()]
+}
+
+/// An indirect revocation list with a distribution point; nobody signed it.
+fn crl_seed() -> Vec<u8> {
+    fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+        let content = parts.concat();
+        let len = content.len();
+        let mut out = vec![tag];
+        if len > 127 {
+            out.extend_from_slice(&[0x82, (len >> 8) as u8]);
+        }
+        out.push(len as u8);
+        out.extend(content);
+        out
+    }
+    let extension = |id: u8, value: &[u8]| {
+        let id = [6, 3, 0x55, 0x1d, id];
+        tlv(0x30, &[&id, &[1, 1, 0xff], &tlv(4, &[value])])
+    };
+    let algorithm = tlv(0x30, &[&[6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2]]);
+    let attribute = tlv(0x30, &[&[6, 3, 0x55, 4, 3], &tlv(0x0c, &[b"root"])]);
+    let name = tlv(0x30, &[&tlv(0x31, &[&attribute])]);
+    let date = tlv(0x18, &[b"20250101000000Z"]);
+    let issuer = tlv(0x30, &[&tlv(0xa4, &[&name])]);
+    let entries = [
+        tlv(
+            0x30,
+            &[&[2, 1, 7], &date, &tlv(0x30, &[&extension(29, &issuer)])],
+        ),
+        tlv(
+            0x30,
+            &[
+                &[2, 1, 8],
+                &date,
+                &tlv(0x30, &[&extension(21, &[10, 1, 1])]),
+            ],
+        ),
+    ];
+    let point = tlv(0xa0, &[&tlv(0xa0, &[&tlv(0x86, &[b"http://x/y.crl"])])]);
+    let extensions = [
+        extension(28, &tlv(0x30, &[&point, &[0x84, 1, 0xff]])),
+        extension(20, &[2, 1, 1]),
+    ];
+    let tbs = tlv(
+        0x30,
+        &[
+            &[2, 1, 1],
+            &algorithm,
+            &name,
+            &date,
+            &date,
+            &tlv(0x30, &[&entries.concat()]),
+            &tlv(0xa0, &[&tlv(0x30, &[&extensions.concat()])]),
+        ],
+    );
+    tlv(0x30, &[&tbs, &algorithm, &tlv(3, &[&[0; 64]])])
 }
 
 /// Nobody is known.

@@ -150,7 +150,12 @@ pub const TARGETS: &[Target] = &[
         name: "ek_cert",
         body: appraisal::ek_cert,
         built_in: appraisal::ek_cert_seeds,
-        folders: &["corpus:ekcert", "corpus:ca"],
+        folders: &[
+            "corpus:ekcert",
+            "corpus:ca",
+            "corpus:platcert",
+            "corpus:sbkeys",
+        ],
         cut: whole,
     },
     Target {
