@@ -52,13 +52,34 @@ impl TestCa {
         let mut params = CertificateParams::new(Vec::new()).expect("params");
         params.distinguished_name = name(cn, None);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let cert = params.self_signed(&key).expect("self-signed");
         Self {
             der: cert.der().clone(),
             pem: cert.pem(),
             issuer: Issuer::new(params, key),
         }
+    }
+
+    /// A revocation list in DER that names this serial.
+    pub(crate) fn crl(&self, serial: u64) -> Vec<u8> {
+        use rcgen::{CertificateRevocationListParams, KeyIdMethod, RevokedCertParams};
+        let now = time::OffsetDateTime::now_utc();
+        let params = CertificateRevocationListParams {
+            this_update: now - time::Duration::hours(1),
+            next_update: now + time::Duration::days(1),
+            crl_number: 1.into(),
+            issuing_distribution_point: None,
+            revoked_certs: vec![RevokedCertParams {
+                serial_number: serial.into(),
+                revocation_time: now,
+                reason_code: None,
+                invalidity_date: None,
+            }],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params.signed_by(&self.issuer).expect("signed");
+        list.der().to_vec()
     }
 
     fn leaf(

@@ -83,7 +83,47 @@ fn configuration_names_files_that_must_exist() {
     without.push("--without-images");
     expect(&without, 0, "ok: 0 declared machines");
     without.push("--json");
-    expect(&without, 0, "{\"ek_roots\":0,\"machines\":0,\"ok\":true}");
+    expect(
+        &without,
+        0,
+        "{\"ek_crls\":0,\"ek_roots\":0,\"machines\":0,\"ok\":true}",
+    );
+}
+
+#[test]
+fn ek_roots_are_listed_without_a_daemon() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = config(dir.path());
+    let config = text(&path);
+    let list = ["ek-ca", "list", "--config", &config];
+    expect(&list, 0, "no EK roots");
+    let roots = dir.path().join("roots");
+    std::fs::create_dir(&roots).expect("folder");
+    let key = rcgen::KeyPair::generate().expect("key");
+    let mut params = rcgen::CertificateParams::default();
+    let mut name = rcgen::DistinguishedName::new();
+    name.push(rcgen::DnType::CommonName, "Vendor, Root");
+    params.distinguished_name = name;
+    params.not_after = rcgen::date_time_ymd(2020, 1, 2);
+    let pem = params.self_signed(&key).expect("certificate").pem();
+    std::fs::write(roots.join("vendor.pem"), pem).expect("written");
+    let more = format!("[inventory]\nek_roots_dir = \"{}\"\n", roots.display());
+    let with = std::fs::read_to_string(&path).expect("read") + "\n" + &more;
+    std::fs::write(&path, with).expect("written");
+    expect(&list, 0, "CN=Vendor\\, Root");
+    expect(&list, 0, "issued by itself, expired 2020-01-02T00:00:00Z");
+    let mut json = list.to_vec();
+    json.push("--json");
+    let output = vestibule(&json);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let cert = &value["certificates"][0];
+    assert_eq!(cert["subject"], "CN=Vendor\\, Root");
+    assert_eq!(cert["expired"], true);
+    assert_eq!(cert["sha256"].as_str().map(str::len), Some(64));
+    let file = cert["file"].as_str().unwrap_or_default();
+    assert!(file.ends_with("roots/vendor.pem"), "{cert}");
+    std::fs::write(roots.join("broken.crt"), "nothing").expect("written");
+    expect(&list, 2, "broken.crt");
 }
 
 #[test]

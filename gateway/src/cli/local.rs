@@ -33,9 +33,10 @@ pub(super) fn check_config(
     }
     let machines = declared.as_ref().map_or(0, |d| d.inventory.machines.len());
     let roots = declared.as_ref().map_or(0, |d| d.ek_roots.len());
-    let value = json!({ "ok": true, "machines": machines, "ek_roots": roots });
+    let crls = declared.as_ref().map_or(0, |d| d.ek_roots.crl_count());
+    let value = json!({ "ok": true, "machines": machines, "ek_roots": roots, "ek_crls": crls });
     out.print(&value, || {
-        format!("ok: {machines} declared machines, {roots} EK roots")
+        format!("ok: {machines} declared machines, {roots} EK roots, {crls} revocation lists")
     });
     Ok(Exit::Done)
 }

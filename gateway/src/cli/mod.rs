@@ -6,6 +6,7 @@
 
 mod appliance;
 mod client;
+mod ek_ca;
 mod inspect;
 mod ledger;
 mod local;
@@ -191,6 +192,9 @@ pub enum Command {
     /// The configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// The CAs that EK certificates may chain to.
+    #[command(subcommand)]
+    EkCa(EkCaCommand),
     /// The machines of a running appliance.
     #[command(subcommand)]
     Machine(MachineCommand),
@@ -339,6 +343,13 @@ pub enum ConfigCommand {
         #[arg(long)]
         without_images: bool,
     },
+}
+
+/// `vestibule ek-ca`
+#[derive(Debug, Subcommand)]
+pub enum EkCaCommand {
+    /// What the configuration names: certificates with expiry and file, and revocation lists.
+    List(ConfigArg),
 }
 
 /// How to reach the admin API, and as whom.
@@ -549,6 +560,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
             config,
             without_images,
         }) => local::check_config(&out, &config.load()?, without_images),
+        Command::EkCa(EkCaCommand::List(config)) => ek_ca::list(&out, &config.load()?),
         Command::Machine(command) => machine::machine(&out, command),
         Command::Claims(desk) => machine::claims(&out, &desk),
         Command::Image(command) => machine::image(&out, command),

@@ -96,8 +96,11 @@ fn load_inventory(files: &InventoryFiles) -> Result<Inventory, DeclaredError> {
     Ok(Inventory::parse(&text).map_err(|mistakes| mistaken(path, mistakes))?)
 }
 
-/// Roots first: a revocation list is verified with them.
-fn load_ek_roots(files: &InventoryFiles) -> Result<EkRoots, DeclaredError> {
+/// Reads roots and revocation lists. Roots first: a list is verified with them.
+///
+/// # Errors
+/// The first file that cannot be used.
+pub fn load_ek_roots(files: &InventoryFiles) -> Result<EkRoots, DeclaredError> {
     let mut roots = EkRoots::default();
     if let Some(dir) = &files.ek_roots_dir {
         for (path, bytes) in folder(dir, &ROOT_EXTENSIONS)? {
@@ -109,7 +112,7 @@ fn load_ek_roots(files: &InventoryFiles) -> Result<EkRoots, DeclaredError> {
     if let Some(dir) = &files.ek_crls_dir {
         for (path, bytes) in folder(dir, &CRL_EXTENSIONS)? {
             roots
-                .add_crls(&bytes)
+                .add_crls_from(&path.display().to_string(), &bytes)
                 .map_err(|source| DeclaredError::RevocationList { path, source })?;
         }
     }
@@ -199,6 +202,36 @@ mod tests {
             panic!("a broken file was taken");
         };
         assert!(error.to_string().contains("c.pem"), "{error}");
+    }
+
+    #[test]
+    fn reads_revocation_lists_after_the_roots_and_verifies_them_with_them() {
+        let (roots, crls) = (
+            tempfile::tempdir().expect("dir"),
+            tempfile::tempdir().expect("dir"),
+        );
+        let ca = TestCa::new("one");
+        let stranger = TestCa::new("stranger");
+        std::fs::write(roots.path().join("a.pem"), &ca.pem).expect("written");
+        std::fs::write(crls.path().join("a.crl"), ca.crl(7)).expect("written");
+        std::fs::write(crls.path().join("b.crl"), stranger.crl(8)).expect("written");
+        std::fs::write(crls.path().join("README"), "no list").expect("written");
+        let files = InventoryFiles {
+            file: None,
+            ek_roots_dir: Some(roots.path().to_owned()),
+            ek_crls_dir: Some(crls.path().to_owned()),
+        };
+        let loaded = load_ek_roots(&files).expect("roots and lists");
+        let crls_of: Vec<_> = loaded
+            .crls()
+            .map(|crl| (crl.crl.len(), crl.signer_loaded()))
+            .collect();
+        assert_eq!(crls_of, [(1, true), (1, false)]);
+        std::fs::write(crls.path().join("c.crl"), &ca.der).expect("written");
+        let Err(error) = load_ek_roots(&files) else {
+            panic!("a certificate was taken for a list");
+        };
+        assert!(error.to_string().contains("c.crl"), "{error}");
     }
 
     #[test]

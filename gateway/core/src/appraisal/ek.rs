@@ -7,7 +7,7 @@ use attest_wire::tpm::{Curve as TpmCurve, Public, PublicKind};
 use sha2::{Digest as _, Sha256};
 
 use super::quirks::Quirk;
-use super::revocation::{self, LoadedCrl, Status};
+use super::revocation::{self, Status};
 use super::shown;
 use super::x509::{
     self, Cert, CertError, CertKey, Crl, CrlError, Curve, RsaUse, TpmNames, What, names_equal,
@@ -15,6 +15,8 @@ use super::x509::{
 use crate::identity::UnixMillis;
 use crate::policy::{Mode, Policy};
 use crate::reason::Reason;
+
+pub use super::revocation::LoadedCrl;
 
 const PROFILE: &str = "TCG EK Credential Profile 2.5";
 const RFC5280: &str = "RFC 5280 section 6.1";
@@ -116,6 +118,14 @@ impl EkRoots {
     /// # Errors
     /// [`CrlError`] of the first list that cannot be used, or of a file without one.
     pub fn add_crls(&mut self, file: &[u8]) -> Result<usize, CrlError> {
+        self.add_crls_from("", file)
+    }
+
+    /// The same, and remembers where they came from.
+    ///
+    /// # Errors
+    /// As [`EkRoots::add_crls`]; then nothing of the file was taken.
+    pub fn add_crls_from(&mut self, source: &str, file: &[u8]) -> Result<usize, CrlError> {
         let mut read = Vec::new();
         for object in x509::contents(file).objects {
             match object.what {
@@ -139,7 +149,11 @@ impl EkRoots {
                 .anchors()
                 .find(|anchor| crl.names(anchor) && crl.signed_by(anchor));
             let signer_key = signer.map(|anchor| anchor.key_bits.clone());
-            self.crls.push(LoadedCrl { crl, signer_key });
+            self.crls.push(LoadedCrl {
+                crl,
+                source: source.to_owned(),
+                signer_key,
+            });
         }
         Ok(count)
     }
@@ -169,13 +183,9 @@ impl EkRoots {
         &self.anchors
     }
 
-    /// The revocation lists.
-    pub fn crls(&self) -> impl Iterator<Item = &Crl> {
-        self.crls.iter().map(|loaded| &loaded.crl)
-    }
-
-    pub(super) fn loaded_crls(&self) -> &[LoadedCrl] {
-        &self.crls
+    /// The revocation lists, in the order they were loaded.
+    pub fn crls(&self) -> impl Iterator<Item = &LoadedCrl> {
+        self.crls.iter()
     }
 }
 

@@ -23,10 +23,21 @@ pub(super) enum Status {
 
 /// A list and who signed it, where that is one of the owner's certificates.
 #[derive(Debug, Clone)]
-pub(super) struct LoadedCrl {
+pub struct LoadedCrl {
+    /// The list.
     pub crl: Crl,
+    /// Where it came from: the name of a file.
+    pub source: String,
     /// Key that its signature was verified with when it was loaded.
-    pub signer_key: Option<Vec<u8>>,
+    pub(super) signer_key: Option<Vec<u8>>,
+}
+
+impl LoadedCrl {
+    /// Whether one of the owner's certificates signed it. Otherwise it counts only where a chain
+    /// brings its signer.
+    pub fn signer_loaded(&self) -> bool {
+        self.signer_key.is_some()
+    }
 }
 
 /// Looks for `cert`, issued by `issuer`. `spend` is asked before each signature is verified.
@@ -40,7 +51,7 @@ pub(super) fn status(
 ) -> Status {
     let mut trouble = Vec::new();
     let mut covered = false;
-    for loaded in roots.loaded_crls() {
+    for loaded in roots.crls() {
         let crl = &loaded.crl;
         let entry = crl.entry(cert);
         if entry.is_none() && !crl.covers(cert) {
