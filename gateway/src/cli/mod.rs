@@ -12,6 +12,7 @@ mod ledger;
 mod local;
 mod machine;
 mod neighbours;
+mod policy;
 mod seal;
 
 use std::fmt;
@@ -203,6 +204,9 @@ pub enum Command {
     /// Boot images of a running appliance.
     #[command(subcommand)]
     Image(ImageCommand),
+    /// The appraisal policy of a running appliance.
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// The signed ledger.
     #[command(subcommand)]
     Ledger(LedgerCommand),
@@ -504,6 +508,13 @@ pub enum LedgerCommand {
     },
 }
 
+/// `vestibule policy`
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// What would be refused if every check were enforced, by the last evidence of each machine.
+    WhatIf(Desk),
+}
+
 /// `vestibule store`
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
@@ -567,6 +578,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Status(desk) => machine::status(&out, &desk),
         Command::Neighbours(desk) => neighbours::run(&out, &desk),
         Command::Inspect(command) => inspect::run(&command),
+        Command::Policy(PolicyCommand::WhatIf(desk)) => policy::what_if(&out, &desk),
         Command::Ledger(command) => ledger::run(&out, command),
         Command::Store(StoreCommand::Check(args)) => {
             local::check_store(&out, &args.config.load()?, args.anchor.as_deref())
@@ -667,15 +679,16 @@ mod tests {
         for (path, text) in &found {
             for (at, _) in text.match_indices("vestibule ") {
                 let quoted = text[..at].ends_with('`');
-                let mut words = text[at + 10..].split(|c: char| !c.is_ascii_lowercase());
+                let of_a_word = |c: char| c.is_ascii_lowercase() || c == '-';
+                let mut words = text[at + 10..].split(|c: char| !of_a_word(c));
                 let first = words.next().unwrap_or("");
                 let command = cli.find_subcommand(first);
                 let fits = match command {
-                    None => !quoted || first.is_empty(),
+                    None => !quoted || first.is_empty() || first.starts_with('-'),
                     Some(command) if !command.has_subcommands() => true,
                     Some(command) => words
                         .next()
-                        .filter(|word| !word.is_empty())
+                        .filter(|word| !word.is_empty() && !word.starts_with('-'))
                         .is_none_or(|word| command.find_subcommand(word).is_some()),
                 };
                 named += usize::from(command.is_some());

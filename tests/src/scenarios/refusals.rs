@@ -142,6 +142,10 @@ fn all(report: &Report, site: &Site) -> Result<()> {
         };
         report.check(&format!("{name}: {code} in log, API and ledger"), outcome);
     }
+    report.check(
+        "what every check enforced would refuse: nothing honest",
+        what_if(site),
+    );
     report.check("the ledger verifies", site.verify_ledger().map(drop));
     Ok(())
 }
@@ -349,6 +353,17 @@ fn edit_last_pcr4_digest(log: &mut [u8]) -> Result<()> {
         .rposition(|window| window == start)
         .context("no application event in PCR 4")?;
     log[at + start.len()] ^= 1;
+    Ok(())
+}
+
+/// By its last evidence, which was honest, no machine would be refused by any check.
+fn what_if(site: &Site) -> Result<()> {
+    let (status, out, err) = site.desk.vestibule(&["policy", "what-if", "--json"])?;
+    ensure!(status.success(), "policy what-if: {status}: {out}{err}");
+    let told: Value = serde_json::from_str(&out)?;
+    ensure!(told["judged"].as_u64() >= Some(1), "{told}");
+    let refused = told["would_refuse"].as_array().context("no list")?;
+    ensure!(refused.is_empty(), "{told}");
     Ok(())
 }
 
