@@ -523,3 +523,57 @@ fn the_library_s_lists_are_read_as_well() {
     let pem = list.pem().unwrap();
     assert_eq!(site.judge(&[pem.into_bytes()]), refused("ek.cert.revoked"));
 }
+
+/// Through the whole appraisal: an honest machine with a vendor's certificate is admitted; what is not
+/// known of revocation stands in its record, and a revoked certificate ends it at row 4.
+#[test]
+fn attack_24_the_machine_of_a_revoked_ek_is_refused_and_the_honest_one_admitted() {
+    use gateway_core::appraisal::Appraisal;
+    use support::world::World;
+    let world = |list: Option<&List>, enforce: bool| {
+        let mut world = World::new();
+        let vendor = Vendor::new();
+        let ek = world.node.eks[0].public.clone();
+        let cert = issue(&ek, &vendor.ica, published);
+        let serial = Cert::parse(&cert).unwrap().serial;
+        world.node.eks[0].cert = Some(cert);
+        world.node.ek_chain = vec![vendor.ica.der.clone()];
+        world.roots = vendor.roots();
+        world.time = rtc(NOW);
+        if let Some(list) = list {
+            let mut list = list.clone();
+            for entry in &mut list.entries {
+                entry.serial.clone_from(&serial);
+            }
+            world.roots.add_crls(&list.by(&vendor.ica)).unwrap();
+        }
+        if enforce {
+            let text = "version = 1\npreset = \"standard\"\n[ek]\ncrl = \"enforce\"\n";
+            world.policy = Policy::parse(text).unwrap();
+        }
+        match world.run() {
+            Appraisal::Admitted(admission) => {
+                assert_eq!(admission.facts.assurance, "vendor-chain");
+                let row = admission.checks.iter().find(|check| check.row == 4);
+                let codes = admission.reported.iter().map(|r| r.code.to_string());
+                Ok((codes.collect(), row.unwrap().tolerated.clone()))
+            }
+            Appraisal::Refused(refusal) => Err(refusal.code().to_owned()),
+            Appraisal::Possession(_) => panic!("the machine is bound"),
+        }
+    };
+    let nothing: (Vec<String>, Option<String>) = (vec![], None);
+    assert_eq!(world(None, false), Ok(nothing.clone()));
+    assert_eq!(world(Some(&List::default()), true), Ok(nothing));
+    let stale = List {
+        next_update: Some("20250502000000Z".into()),
+        ..List::default()
+    };
+    let (codes, tolerated) = world(Some(&stale), false).unwrap();
+    assert_eq!(codes, ["ek.crl.stale"]);
+    assert!(tolerated.unwrap().contains("ek.crl.stale"));
+    assert_eq!(world(Some(&stale), true), Err("ek.crl.stale".into()));
+    assert_eq!(world(None, true), Err("ek.crl.missing".into()));
+    let revoked = List::of(&[]);
+    assert_eq!(world(Some(&revoked), false), Err("ek.cert.revoked".into()));
+}

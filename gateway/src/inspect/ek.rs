@@ -388,7 +388,10 @@ fn attribute(object: &Object<'_>) -> Attribute {
                 error: Some(Fault::new(
                     "ek.attribute_cert.encoding",
                     "an attribute certificate (RFC 5755)",
-                    error.to_string(),
+                    match error {
+                        CertError::Parse(what) => what,
+                        other => other.to_string(),
+                    },
                 )),
                 form: object.form.name(),
                 offset: object.offset,
@@ -455,6 +458,13 @@ mod tests {
         assert_eq!(names(b""), (none.clone(), "an empty file".into()));
         let (code, found) = names(b"\x7fELF....");
         assert_eq!((code, found.contains("7f454c46")), (none.clone(), true));
+        let request = [
+            &[0x30, 0x81, 0x8f, 0x30, 0x81, 0x88, 2, 1, 0, 0x30, 0][..],
+            &[4; 200],
+        ]
+        .concat();
+        let (_, found) = names(&request);
+        assert_eq!(found, "a certificate request", "with an empty name");
         let key = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
         assert_eq!(names(key), (none, "a PEM block PRIVATE KEY".into()));
     }

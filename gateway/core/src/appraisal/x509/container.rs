@@ -292,6 +292,10 @@ fn classify(der: &[u8]) -> What {
             // A request begins with a name, whose first element is a SET.
             return Ok(match second.content.first() {
                 Some(&tag::SET) => What::Other("a certificate request"),
+                // Its name may be empty; then only the version tells it from an attribute certificate.
+                _ if number.is_some_and(|number| number.content == [0]) => {
+                    What::Other("a certificate request")
+                }
                 _ if number.is_some() => What::AttributeCertificate,
                 _ => What::Other("DER of something else"),
             });
