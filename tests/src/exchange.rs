@@ -1,7 +1,7 @@
 //! The exchange of docs/PROTOCOL.md section 2, one step at a time, so that a liar can lie at any of
 //! them. Honest machines use the attester's own code (`sim`); this is for the others.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,13 +47,25 @@ impl Connection {
     /// # Errors
     /// No connection.
     pub fn open(gateway: SocketAddr) -> Result<Self> {
+        Self::over(TcpStream::connect_timeout(&gateway, LIMIT)?, gateway)
+    }
+
+    /// As [`Connection::open`], from one of the namespace's addresses.
+    ///
+    /// # Errors
+    /// No connection.
+    pub fn open_from(from: Ipv4Addr, gateway: SocketAddrV4) -> Result<Self> {
+        let tcp = crate::tls_load::connect_from(Some(from), gateway)?;
+        Self::over(tcp, SocketAddr::V4(gateway))
+    }
+
+    fn over(tcp: TcpStream, gateway: SocketAddr) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
             .with_no_client_auth();
-        let tcp = TcpStream::connect_timeout(&gateway, LIMIT)?;
         tcp.set_read_timeout(Some(LIMIT))?;
         tcp.set_nodelay(true)?;
         let name = ServerName::try_from(ATTEST_SERVER_NAME)?;

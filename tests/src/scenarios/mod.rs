@@ -6,6 +6,7 @@ pub mod bounded;
 pub mod dhcp_faults;
 pub mod dhcp_storm;
 pub mod firmware;
+pub mod hellos;
 pub mod interop;
 pub mod ipv6;
 pub mod kill;
@@ -72,6 +73,12 @@ pub const ALL: &[Scenario] = &[
         what: "older copies of the state folder, a cut ledger, another box: named; the owner adopts a backup",
         limit_secs: 240,
         run: rollback::run,
+    },
+    Scenario {
+        name: "hellos",
+        what: "10,000 hellos with made-up keys beside an honest machine: records, memory, its p99",
+        limit_secs: 300,
+        run: hellos::run,
     },
     Scenario {
         name: "storm",

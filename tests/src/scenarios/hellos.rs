@@ -1,0 +1,256 @@
+//! A flood of hellos with made-up endorsement keys, each on a connection of its own and from many
+//! addresses, while one honest machine attests again and again. Rows 36, 37 and 61 of the liars'
+//! suite: nobody is challenged twice for nothing, 10,000 keys buy a handful of records, and the claims
+//! of the flood do not push out a machine that is known.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use attest_wire::tpm::{Public, PublicKind};
+use attest_wire::v1::{HELLO_PATH, Hello};
+use rand_core::{OsRng, RngCore as _};
+
+use super::bounded::Figures;
+use super::refusals;
+use crate::exchange::{Connection, Node};
+use crate::netns::{GATEWAY_ADDR, Netns, PREFIX};
+use crate::report::Report;
+use crate::sim::{Attested, Machine, mac};
+use crate::site::{Options, Site};
+
+/// The attest listener.
+const GATEWAY: SocketAddrV4 = SocketAddrV4::new(GATEWAY_ADDR, 8443);
+/// Made-up keys.
+const HELLOS: usize = 10_000;
+/// The flood's addresses, one after the other; the first is behind the pool.
+const ADDRESSES: u8 = 40;
+const FIRST_ADDRESS: u8 = 210;
+const THREADS: usize = 4;
+/// Attempts of the honest machine before the flood, and beside it, spread over its hellos. With the one
+/// before them fewer than the 30 certificates that a machine gets in an hour.
+const ALONE: usize = 8;
+const BESIDE: usize = 16;
+/// An honest attempt beside the flood, most of it the machine's own TPM.
+const HONEST_MAX: Duration = Duration::from_secs(10);
+/// Sessions of 60 s, claims and summaries are bounded, and so is what they hold.
+const GROWTH_MAX_KIB: u64 = 64 * 1024;
+/// Summaries by code and ingress for each minute, the claims that are kept, and the honest
+/// machine's own.
+const RECORDS_MAX: u64 = 1_000;
+
+/// Runs the scenario.
+///
+/// # Errors
+/// The site cannot be made, or the honest machine is not admitted at all.
+pub fn run(report: &Report) -> Result<()> {
+    let mut site = Site::start("hellos", Options::default())?;
+    let outcome = steps(report, &mut site);
+    if outcome.is_err() || !report.failures().is_empty() {
+        report.note(format!("logs kept in {}", site.run.keep_logs().display()));
+    }
+    outcome
+}
+
+fn steps(report: &Report, site: &mut Site) -> Result<()> {
+    let mut machine = Machine::plug(site, 1)?;
+    machine.boot_honestly(site)?;
+    machine.netboot()?;
+    machine.attest()?;
+    refusals::admit(site, &mut machine).context("the honest machine is not admitted")?;
+    let liar = site.segment.plug(&site.run, "liar", mac(205))?;
+    for number in 0..ADDRESSES {
+        let address = format!("{}/{}", source(number), PREFIX);
+        liar.ip(&["addr", "add", &address, "dev", "eth0"])?;
+    }
+    let hello = template(&mut machine)?;
+    report.check(
+        "10,000 hellos with made-up keys: an honest machine attests beside them",
+        flooded(report, site, &machine, &liar, &hello),
+    );
+    report.check("the ledger verifies", site.verify_ledger().map(drop));
+    Ok(())
+}
+
+fn source(number: u8) -> Ipv4Addr {
+    let [a, b, c, _] = GATEWAY_ADDR.octets();
+    Ipv4Addr::new(a, b, c, FIRST_ADDRESS + number)
+}
+
+/// A hello whose every part is sound; only the endorsement key will be made up.
+fn template(machine: &mut Machine) -> Result<Hello> {
+    let claims = machine.claims.clone();
+    let mut hello = machine.with_tpm(|tpm| {
+        let mut pcr15 = Vec::new();
+        let mut node = Node {
+            tpm,
+            pcr15: &mut pcr15,
+            claims,
+            event_log: Vec::new(),
+        };
+        Ok(node.hello()?.0)
+    })?;
+    hello.eks.retain(|ek| {
+        let public = Public::decode(&ek.public.0);
+        matches!(public.map(|public| public.kind), Ok(PublicKind::Rsa { .. }))
+    });
+    hello.eks.truncate(1);
+    ensure!(!hello.eks.is_empty(), "the TPM has no RSA EK");
+    hello.eks[0].cert = None;
+    hello.platform.serial = "MADE-UP".to_owned();
+    hello.nics.clear();
+    Ok(hello)
+}
+
+/// The same hello with a key that no TPM has.
+fn made_up(hello: &Hello) -> Result<Vec<u8>> {
+    let mut hello = hello.clone();
+    let mut public = Public::decode(&hello.eks[0].public.0)?;
+    if let PublicKind::Rsa { modulus, .. } = &mut public.kind {
+        OsRng.fill_bytes(modulus);
+        // As long as a modulus, and odd; nobody knows its factors.
+        if let [first, .., last] = modulus.as_mut_slice() {
+            *first |= 0x80;
+            *last |= 1;
+        }
+    }
+    hello.eks[0].public = public.encode().into();
+    Ok(serde_json::to_vec(&hello)?)
+}
+
+fn flooded(
+    report: &Report,
+    site: &Site,
+    machine: &Machine,
+    liar: &Netns,
+    hello: &Hello,
+) -> Result<()> {
+    let mut alone = Vec::new();
+    for _ in 0..ALONE {
+        alone.push(attempt(machine)?);
+    }
+    let before_kib = site.memory_kib().context("no memory figure")?.0;
+    let records_before = site.desk.get::<serde_json::Value>("/v1/status")?["ledger_entries"]
+        .as_u64()
+        .context("no count of the ledger")?;
+    let (sent, refused, over) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        AtomicBool::new(false),
+    );
+    let mut beside = Vec::new();
+    let begun = Instant::now();
+    std::thread::scope(|scope| -> Result<()> {
+        let flood = scope.spawn(|| {
+            let outcome = flood(liar, hello, &sent, &refused);
+            over.store(true, Ordering::Relaxed);
+            outcome
+        });
+        let honest = (0..BESIDE).try_for_each(|turn| {
+            let due = turn * HELLOS / BESIDE;
+            while sent.load(Ordering::Relaxed) < due && !over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if !over.load(Ordering::Relaxed) {
+                beside.push(attempt(machine)?);
+            }
+            anyhow::Ok(())
+        });
+        let flooded = flood
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("a panic")));
+        honest?;
+        flooded
+    })?;
+    let wall = begun.elapsed();
+    let after_kib = site.memory_kib().context("no memory figure")?.1;
+    let records = site.desk.get::<serde_json::Value>("/v1/status")?["ledger_entries"]
+        .as_u64()
+        .context("no count of the ledger")?
+        - records_before;
+    alone.sort();
+    beside.sort();
+    let p99 = |times: &[Duration]| crate::dhcp_load::percentile_ms(times, 99);
+    let figures = Figures {
+        what: format!("{HELLOS} hellos with made-up keys"),
+        before_kib,
+        after_kib,
+        alone_ms: p99(&alone),
+        during_ms: p99(&beside),
+    };
+    report.note(format!(
+        "{} hellos in {:.1} s, {} answered without a challenge; {records} records; RSS {:.1} MiB before, most {:.1} \
+         MiB; an honest attempt's p99 {:.0} ms alone ({ALONE}), {:.0} ms beside it ({})",
+        sent.load(Ordering::Relaxed),
+        wall.as_secs_f64(),
+        refused.load(Ordering::Relaxed),
+        figures.before_kib as f64 / 1024.0,
+        figures.after_kib as f64 / 1024.0,
+        figures.alone_ms,
+        figures.during_ms,
+        beside.len(),
+    ));
+    ensure!(
+        sent.load(Ordering::Relaxed) == HELLOS,
+        "the flood ended early"
+    );
+    ensure!(beside.len() >= 5, "{} honest attempts only", beside.len());
+    ensure!(
+        figures.during_ms <= HONEST_MAX.as_secs_f64() * 1e3,
+        "an honest attempt took {:.0} ms",
+        figures.during_ms
+    );
+    let honest_records = 2 * (beside.len() as u64 + 1);
+    ensure!(
+        records <= RECORDS_MAX + honest_records,
+        "{HELLOS} made-up keys bought {records} records"
+    );
+    ensure!(
+        after_kib.saturating_sub(before_kib) <= GROWTH_MAX_KIB,
+        "grew by {} KiB",
+        after_kib - before_kib
+    );
+    Ok(())
+}
+
+fn attempt(machine: &Machine) -> Result<Duration> {
+    let begun = Instant::now();
+    match machine.attest()? {
+        Attested::Admitted { .. } => Ok(begun.elapsed()),
+        other => anyhow::bail!("the honest machine: {other:?}"),
+    }
+}
+
+fn flood(liar: &Netns, hello: &Hello, sent: &AtomicUsize, refused: &AtomicUsize) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    liar.enter(|| {
+                        loop {
+                            let number = next.fetch_add(1, Ordering::Relaxed);
+                            if number >= HELLOS {
+                                return Ok(());
+                            }
+                            let from = source((number % usize::from(ADDRESSES)) as u8);
+                            let body = made_up(hello)?;
+                            let mut connection = Connection::open_from(from, GATEWAY)?;
+                            let (status, _) = connection.post(HELLO_PATH, &body)?;
+                            sent.fetch_add(1, Ordering::Relaxed);
+                            if status != 200 {
+                                refused.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    })
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(anyhow::anyhow!("a thread of the flood panicked")))
+        })
+    })
+}
