@@ -219,7 +219,10 @@ async fn common_clients_fetch_files() {
         }
         let ends = served.ends().await;
         println!("{ports:?}: {fetched} files fetched whole");
-        assert_eq!(ends.len(), fetched);
+        // On a busy machine a client may ask twice before it hears of the first.
+        let again = |end: &End| *end == End::Superseded;
+        let (again, ends): (Vec<_>, Vec<_>) = ends.into_iter().partition(|(_, end, _)| again(end));
+        assert_eq!(ends.len(), fetched, "and {} asked again", again.len());
         for (name, end, _) in ends {
             assert_eq!(end, End::Protocol(Outcome::Complete), "{ports:?} {name}");
         }
