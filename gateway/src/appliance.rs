@@ -6,7 +6,7 @@
 //! with what changed and what to do.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gateway_core::anchor::{self, Standing};
 use gateway_core::identity::UnixMillis;
@@ -25,6 +25,10 @@ use crate::config::Config;
 pub(crate) const SEAL: &str = "appliance";
 /// Name of the update key until the owner takes it at claim.
 const UPDATE_KEY: &str = "update-key";
+/// Tries to move the counter after the first, and the pause before each: a tool that holds the TPM, a
+/// TPM that spares its memory (TPM_RC_NV_RATE). Longer, and every lease would wait.
+const ADVANCE_RETRIES: u32 = 5;
+const ADVANCE_PAUSE: Duration = Duration::from_millis(300);
 /// First sealing epoch; raised by later releases, never lowered.
 const EPOCH: u64 = 1;
 
@@ -106,8 +110,10 @@ pub struct Appliance {
     pub ca: Ca,
     /// LDevIDs and nothing else.
     pub device: DeviceCa,
-    /// Records to write before anything of this start is visible.
+    /// Records to write before anything of this start is visible ([`Appliance::begin`]).
     pub records: Vec<Record>,
+    /// Those of this start that were written, for the replay: sequence, time, record.
+    pub begun: Vec<(u64, UnixMillis, Record)>,
     /// Leases and walk marks of the journal.
     pub recovered: Recovered,
     /// The ledger with everything in it.
@@ -194,6 +200,7 @@ impl Appliance {
             ca: opened.ca,
             device: opened.device,
             records,
+            begun: Vec::new(),
             recovered,
             ledger,
             counter: counted,
@@ -206,7 +213,18 @@ impl Appliance {
         Ok(appliance)
     }
 
-    /// Writes records down and anchors them, for commands; the daemon has its driver.
+    /// Writes the records of this start and anchors the whole ledger, once the start can go wrong no
+    /// more: what the last process left without an anchor is counted, and a copy with an anchor
+    /// that never moved the counter is behind from now on.
+    ///
+    /// # Errors
+    /// As [`Appliance::commit_anchored`].
+    pub fn begin(&mut self, at: UnixMillis) -> Result<(), ApplianceError> {
+        let records = std::mem::take(&mut self.records);
+        self.commit_anchored(at, records)
+    }
+
+    /// Writes records down and anchors them, for starts and commands; the daemon has its driver.
     ///
     /// # Errors
     /// They are not on disk, or the counter did not move.
@@ -219,15 +237,19 @@ impl Appliance {
         ledger.push(Record::Anchor(Anchor { counter }));
         let batch = Batch {
             at,
-            ledger,
+            ledger: ledger.clone(),
             anchor: Some(counter),
             ..Batch::default()
         };
-        self.ledger
+        let committed = self
+            .ledger
             .committer
             .commit(batch)
             .map_err(ApplianceError::Commit)?;
         self.counter = counter;
+        let numbered = (committed.first_seq..).zip(ledger);
+        self.begun
+            .extend(numbered.map(|(seq, record)| (seq, at, record)));
         Ok(())
     }
 
@@ -326,8 +348,23 @@ impl Counter {
 
 impl store::Anchor for Counter {
     fn advance(&mut self, to: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let mut tpm = ApplianceDevice::open(&self.tcti)?;
-        Ok(tpm.advance(&self.blob, to)?)
+        let mut tries = 0;
+        loop {
+            let moved =
+                ApplianceDevice::open(&self.tcti).and_then(|mut tpm| tpm.advance(&self.blob, to));
+            match moved {
+                Ok(()) => return Ok(()),
+                // A counter that is not ours does not become ours; a TPM that is busy comes back, and
+                // a move that was made is seen.
+                Err(error @ TpmError::SealBroken { .. }) => return Err(error.into()),
+                Err(error) if tries == ADVANCE_RETRIES => return Err(error.into()),
+                Err(error) => {
+                    tracing::warn!(%error, to, "the ledger's counter did not move, again");
+                    tries += 1;
+                    std::thread::sleep(ADVANCE_PAUSE);
+                }
+            }
+        }
     }
 }
 

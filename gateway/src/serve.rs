@@ -130,7 +130,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         let config = config.clone();
         tokio::task::spawn_blocking(move || Appliance::open(&config)).await
     };
-    let appliance = opened.map_err(|_| ServeError::Task("open"))??;
+    let mut appliance = opened.map_err(|_| ServeError::Task("open"))??;
     let metrics = Arc::new(Metrics::default());
     let (catalog, images) = Images::load(&config.boot)?;
     let images = ImageStore::new(images);
@@ -156,12 +156,10 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let lldp = LldpService::new(&config, metrics.clone());
     let listeners = Listeners::bind(&config, &metrics, lldp.neighbours()).await?;
     let certificates = Certificates::of(&appliance)?;
-
-    let mut gateway = Gateway::new(setup(&config, &appliance, catalog)?);
     let clock = Clock;
-    for record in appliance.records {
-        gateway.note(UnixMillis(clock.now_ms()), record);
-    }
+    appliance.begin(UnixMillis(clock.now_ms()))?;
+
+    let gateway = Gateway::new(setup(&config, &appliance, catalog)?);
     let signer = appliance.ca.receipt_signer()?;
     let issuer = Arc::new(Issuer::new(appliance.device, signer));
     let probe_wait = Duration::from_millis(config.provisioning.conflict_probe_ms.into());
@@ -584,6 +582,7 @@ fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Set
             .entries
             .iter()
             .map(|entry| (entry.seq, entry.time, entry.record.clone()))
+            .chain(appliance.begun.iter().cloned())
             .collect(),
         leases: recovered.leases.clone(),
         leases6: recovered.leases6.clone(),

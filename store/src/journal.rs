@@ -231,9 +231,13 @@ impl Journal {
                 if found.torn_bytes > 0 {
                     file::cut(path, found.good_bytes)?;
                 }
-                let file = disk
+                let mut file = disk
                     .open(path)
                     .map_err(|e| StoreError::io("open", path, e))?;
+                // What a killed process wrote may be in memory only, and is served from now on.
+                file.sync()
+                    .and_then(|()| file::sync_parent(path))
+                    .map_err(|e| StoreError::io("sync", path, e))?;
                 Self {
                     disk,
                     path: path.to_path_buf(),

@@ -90,6 +90,9 @@ impl Leaf {
         };
         let (_, cert) =
             x509_parser::parse_x509_certificate(&der).map_err(|e| unreadable(e.to_string()))?;
+        let pair = rcgen::KeyPair::try_from(&PrivatePkcs8KeyDer::from(pkcs8.as_slice()))
+            .map_err(|source| CaError::X509 { what: name, source })?;
+        x509::require_own(name, &der, &pair)?;
         let millis = |at: x509_parser::time::ASN1Time| {
             UnixMillis(
                 u64::try_from(at.timestamp())

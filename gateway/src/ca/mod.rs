@@ -69,6 +69,16 @@ pub enum CaError {
         /// What was looked for.
         name: String,
     },
+    /// A certificate in the store is not that of the key beside it.
+    #[error(
+        "ca.exchanged: expected the certificate of this appliance's own key {name}, found one of another \
+         key: somebody wrote to the database. Treat it as an alarm; restore the newest copy of the state \
+         folder"
+    )]
+    Exchanged {
+        /// Which.
+        name: &'static str,
+    },
     /// There are CAs already; they are never overwritten.
     #[error("this appliance has its certificate authorities already")]
     Exists,

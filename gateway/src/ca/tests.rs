@@ -659,3 +659,37 @@ fn exported_files_are_the_ca_certificates() {
         assert_eq!(parsed.contents, der.to_vec());
     }
 }
+
+/// Row 45: certificates lie in the database as they are. One of another key, with the same name and
+/// from a CA that the writer owns, must not become ours.
+#[test]
+fn attack_45_a_certificate_that_somebody_put_beside_our_key_is_an_alarm() {
+    let other = site();
+    for which in Which::ALL {
+        let site = site();
+        let name = ca_name(which);
+        let foreign = other.store.public(&name).unwrap().unwrap();
+        site.store.put_public(&name, &foreign).unwrap();
+        // The AK CA signs nothing yet and is opened with the others all the same.
+        let opened = Ca::open(&site.store, &KEK, names());
+        match opened {
+            Err(CaError::Exchanged { name }) => assert_eq!(name, which.name()),
+            Ok(_) if which == Which::Ak => {}
+            Ok(_) => panic!("{} was taken", which.name()),
+            Err(error) => panic!("{}: {error}", which.name()),
+        }
+    }
+    for kind in LeafKind::ALL {
+        let site = site();
+        let name = kind.store_name();
+        let foreign = other.store.public(name).unwrap().unwrap();
+        site.store.put_public(name, &foreign).unwrap();
+        assert!(
+            matches!(
+                Ca::open(&site.store, &KEK, names()),
+                Err(CaError::Exchanged { .. })
+            ),
+            "{name} was taken"
+        );
+    }
+}

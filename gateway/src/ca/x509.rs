@@ -124,6 +124,24 @@ pub(super) fn open_key(
     KeyPair::from_pkcs8_der_and_sign_algo(&der, algorithm(kind)).map_err(failed(what))
 }
 
+/// The certificate must be of this key. The key is encrypted and bound to its name, the certificate
+/// beside it is not: whoever writes to the database could put there one of his own.
+pub(super) fn require_own(
+    what: &'static str,
+    der: &[u8],
+    key: &impl PublicKeyData,
+) -> Result<(), CaError> {
+    let (_, cert) = x509_parser::parse_x509_certificate(der).map_err(|e| CaError::X509 {
+        what,
+        source: rcgen::Error::X509(e.to_string()),
+    })?;
+    if cert.public_key().raw == key.subject_public_key_info() {
+        Ok(())
+    } else {
+        Err(CaError::Exchanged { name: what })
+    }
+}
+
 /// A CA certificate with its key.
 pub(super) struct Authority {
     which: Which,
@@ -157,6 +175,7 @@ impl Authority {
             Which::Infra | Which::Device | Which::Admin | Which::Ak => KeyKind::P384,
         };
         let key = open_key(which.name(), pkcs8, kind)?;
+        require_own(which.name(), der, &key)?;
         let der = CertificateDer::from(der.to_vec());
         let issuer = Issuer::from_ca_cert_der(&der, key).map_err(failed(which.name()))?;
         Ok(Self { which, der, issuer })

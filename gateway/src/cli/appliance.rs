@@ -6,6 +6,7 @@ use std::path::Path;
 
 use gateway_core::identity::UnixMillis;
 use gateway_core::issuer::AdminRole;
+use gateway_core::limits::OPERATOR_TEXT_MAX_BYTES;
 use gateway_core::record::{Act, OperatorAct, Record};
 use hw::clock::Clock;
 use serde_json::json;
@@ -139,6 +140,16 @@ pub(super) fn adopt(
     why: &str,
 ) -> Result<Exit, Failure> {
     let update_key = super::seal::read_key(update_key)?;
+    let fits = 1..=OPERATOR_TEXT_MAX_BYTES;
+    if !fits.contains(&why.len()) || why.chars().any(char::is_control) {
+        return Err(Failure::told(
+            Exit::Usage,
+            format!(
+                "--why: expected 1 to {OPERATOR_TEXT_MAX_BYTES} bytes without control characters, found {} bytes",
+                why.len()
+            ),
+        ));
+    }
     let adoption = Adoption {
         update_key: &update_key,
         why,

@@ -1,6 +1,6 @@
 //! `vestibule policy`: what the policy lets pass that the strictest would not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use gateway_core::reason::Reason;
@@ -13,13 +13,16 @@ use super::machine::plain;
 use super::{Desk, Exit, Failure, Output};
 use crate::admin::types::LedgerPage;
 
+/// Entries asked for at once, the most that the API gives: each page costs the appliance a segment.
+const PAGE: usize = 1000;
+
 /// `vestibule policy what-if`
 pub(super) fn what_if(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
     let client = Client::open(desk)?;
     let mut evidence = Evidence::default();
     let mut from = 0;
     loop {
-        let page: LedgerPage = client.get(&format!("/v1/ledger?from={from}"))?;
+        let page: LedgerPage = client.get(&format!("/v1/ledger?from={from}&max={PAGE}"))?;
         for entry in &page.entries {
             evidence.saw(entry);
         }
@@ -37,6 +40,8 @@ pub(super) fn what_if(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
 #[derive(Default)]
 struct Evidence {
     machines: BTreeMap<String, Last>,
+    /// Machines whose access ended: a verdict that came later is nobody's question.
+    left: BTreeSet<String>,
 }
 
 struct Last {
@@ -53,6 +58,9 @@ impl Evidence {
                 let Some(machine) = &verdict.machine else {
                     return;
                 };
+                if self.left.contains(&machine.0) {
+                    return;
+                }
                 let word = if verdict.admitted {
                     "admitted"
                 } else {
@@ -60,11 +68,20 @@ impl Evidence {
                 };
                 (machine, word, &verdict.reasons)
             }
-            Record::Claim(claim) => (&claim.machine, "claim", &claim.would_refuse),
+            Record::Claim(claim) => {
+                self.left.remove(&claim.machine.0);
+                (&claim.machine, "claim", &claim.would_refuse)
+            }
             Record::Operator(act) => {
-                // A machine that left is nobody's question any more.
-                if let Act::Withdraw { machine, .. } | Act::Retire { machine } = &act.act {
-                    self.machines.remove(&machine.0);
+                match &act.act {
+                    Act::Withdraw { machine, .. } | Act::Retire { machine } => {
+                        self.machines.remove(&machine.0);
+                        self.left.insert(machine.0.clone());
+                    }
+                    Act::Approve { machine, .. } => {
+                        self.left.remove(&machine.0);
+                    }
+                    _ => {}
                 }
                 return;
             }
@@ -85,8 +102,9 @@ impl Evidence {
         let mut codes = BTreeMap::<&str, usize>::new();
         let mut machines = Vec::new();
         for (name, last) in &self.machines {
-            for reason in &last.reasons {
-                *codes.entry(&reason.code).or_default() += 1;
+            let of_this: BTreeSet<&str> = last.reasons.iter().map(|r| r.code.as_ref()).collect();
+            for code in of_this {
+                *codes.entry(code).or_default() += 1;
             }
             if !last.reasons.is_empty() {
                 machines.push(WouldRefuse {
@@ -141,7 +159,8 @@ impl Report<'_> {
         }
         let _ = writeln!(
             text,
-            "with every check enforced {} of {} machines would be refused, by their last evidence on record",
+            "with every check enforced {} of {} machines would be refused, by their last verdict or claim on record \
+             (who does not prove a key has none)",
             self.would_refuse.len(),
             self.judged
         );

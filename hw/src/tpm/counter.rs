@@ -73,7 +73,7 @@ pub(super) fn make(
     let nv = device.run("NV_DefineSpace", PASSWORD, |ctx| {
         ctx.nv_define_space(Provision::Owner, None, public.clone())
     })?;
-    let first = increment(device, srk, nv, opened).and_then(|()| value(device, nv));
+    let first = increment(device, srk, nv, opened).and_then(|()| value(device, srk, nv));
     if first.is_err() {
         // Leaves nothing half-made behind; the first error is the one to report.
         let _ = device.run("NV_UndefineSpace", PASSWORD, |ctx| {
@@ -89,17 +89,25 @@ pub(super) fn make(
 
 /// The counter's value.
 pub(super) fn read(device: &mut Device, blob: &SealBlob) -> Result<u64, TpmError> {
-    with_counter(device, blob, value)
+    let opened = Opened::decode(blob)?;
+    device.with_primary(Hierarchy::Owner, &template::srk_ecc(), |device, srk, _| {
+        device.require_name("storage root key", srk, &opened.srk_name)?;
+        with_counter(device, blob, |device, nv| value(device, srk, nv))
+    })
 }
 
-/// Increments once and compares: after it the counter must be `to`.
+/// Increments once, unless it was done: the counter must then be `to`, by its own word.
 pub(super) fn advance(device: &mut Device, blob: &SealBlob, to: u64) -> Result<(), TpmError> {
     let opened = Opened::decode(blob)?;
     device.with_primary(Hierarchy::Owner, &template::srk_ecc(), |device, srk, _| {
         device.require_name("storage root key", srk, &opened.srk_name)?;
         let found = with_counter(device, blob, |device, nv| {
+            let found = value(device, srk, nv)?;
+            if found.checked_add(1) != Some(to) {
+                return Ok(found);
+            }
             increment(device, srk, nv, &opened)?;
-            value(device, nv)
+            value(device, srk, nv)
         })?;
         if found == to {
             return Ok(());
@@ -154,9 +162,14 @@ fn increment(
     })
 }
 
-fn value(device: &mut Device, nv: NvIndexHandle) -> Result<u64, TpmError> {
-    let data = device.run("NV_Read", PASSWORD, |ctx| {
-        ctx.nv_read(NvAuth::NvIndex(nv), nv, COUNTER_LEN, 0)
+/// The value under a session salted to the pinned storage root key: whoever sits on the bus can
+/// neither make one up nor repeat an old one.
+fn value(device: &mut Device, srk: KeyHandle, nv: NvIndexHandle) -> Result<u64, TpmError> {
+    let data = device.with_salted(srk, |device, salted| {
+        let slots = (Some(salted), None, None);
+        device.run_protected("NV_Read", slots, salted, |ctx| {
+            ctx.nv_read(NvAuth::NvIndex(nv), nv, COUNTER_LEN, 0)
+        })
     })?;
     <[u8; 8]>::try_from(data.value())
         .map(u64::from_be_bytes)

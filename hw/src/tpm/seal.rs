@@ -352,7 +352,12 @@ impl SealTpm for ApplianceDevice {
         let (first, second) = (self.half()?, self.half()?);
         let indices = self.free_nv_indices()?;
         let (opened, name, counter) = self.make(indices, (&first, &second), opened, &policy)?;
-        let expected = derive_kek(&first[..], &second[..], epoch, &counter);
+        let mode = if values.iter().all(|value| *value == [0; 32]) {
+            SealMode::Development
+        } else {
+            SealMode::Measured
+        };
+        let expected = derive_kek(&first[..], &second[..], epoch, mode, &counter);
         let blob = SealBlob {
             public: hex::encode(&opened.public),
             private: hex::encode(&opened.private),
@@ -365,11 +370,7 @@ impl SealTpm for ApplianceDevice {
             policy_signature: hex::encode(signature),
             approved_policy: hex::encode(approved),
             pcrs: sealed_pcrs(&values),
-            mode: if values.iter().all(|value| *value == [0; 32]) {
-                SealMode::Development
-            } else {
-                SealMode::Measured
-            },
+            mode,
         };
         // Nothing may rest on a seal that has not opened once.
         let key = self.unseal(&blob)?;
@@ -436,7 +437,13 @@ impl SealTpm for ApplianceDevice {
             }
             other => other?,
         };
-        Ok(derive_kek(&first, &second, blob.epoch, &blob.counter))
+        Ok(derive_kek(
+            &first,
+            &second,
+            blob.epoch,
+            blob.mode,
+            &blob.counter,
+        ))
     }
 
     fn random(&mut self, count: usize) -> Result<Zeroizing<Vec<u8>>, TpmError> {
@@ -577,17 +584,20 @@ pub(super) fn nv_name(index: u32, attributes: u32, policy: &[u8; 32], size: u16)
     own_name(&public)
 }
 
-/// KEK = HKDF-SHA256(sealed half || NV half), epoch and counter in its info.
+/// KEK = HKDF-SHA256(sealed half || NV half); epoch, mode and counter are in its info, so that a
+/// blob that says otherwise opens nothing.
 fn derive_kek(
     first: &[u8],
     second: &[u8],
     epoch: u64,
+    mode: SealMode,
     counter: &SealedCounter,
 ) -> Zeroizing<[u8; 32]> {
     let mut input = Zeroizing::new(first.to_vec());
     input.extend_from_slice(second);
     let mut info = b"vestibule/kek/v1".to_vec();
     info.extend(epoch.to_be_bytes());
+    info.extend(mode.to_string().bytes());
     info.extend(counter.bound());
     let mut key = Zeroizing::new([0; 32]);
     Hkdf::<Sha256>::new(None, &input)
@@ -657,6 +667,8 @@ fn policy_refused(code: u32) -> bool {
 mod tests {
     use super::*;
 
+    const MEASURED: SealMode = SealMode::Measured;
+
     fn counter() -> SealedCounter {
         SealedCounter {
             nv_index: 0x0180_0101,
@@ -666,11 +678,16 @@ mod tests {
     }
 
     #[test]
-    fn kek_depends_on_both_halves_the_epoch_and_the_counter() {
-        let kek = derive_kek(&[1; 32], &[2; 32], 1, &counter());
-        assert_ne!(kek, derive_kek(&[3; 32], &[2; 32], 1, &counter()));
-        assert_ne!(kek, derive_kek(&[1; 32], &[3; 32], 1, &counter()));
-        assert_ne!(kek, derive_kek(&[1; 32], &[2; 32], 2, &counter()));
+    fn kek_depends_on_halves_epoch_mode_and_counter() {
+        let kek = derive_kek(&[1; 32], &[2; 32], 1, MEASURED, &counter());
+        assert_ne!(kek, derive_kek(&[3; 32], &[2; 32], 1, MEASURED, &counter()));
+        assert_ne!(kek, derive_kek(&[1; 32], &[3; 32], 1, MEASURED, &counter()));
+        assert_ne!(kek, derive_kek(&[1; 32], &[2; 32], 2, MEASURED, &counter()));
+        let development = SealMode::Development;
+        assert_ne!(
+            kek,
+            derive_kek(&[1; 32], &[2; 32], 1, development, &counter())
+        );
         for change in [
             |counter: &mut SealedCounter| counter.nv_index += 1,
             |counter: &mut SealedCounter| counter.nv_name.push('0'),
@@ -678,7 +695,11 @@ mod tests {
         ] {
             let mut other = counter();
             change(&mut other);
-            assert_ne!(kek, derive_kek(&[1; 32], &[2; 32], 1, &other), "{other:?}");
+            assert_ne!(
+                kek,
+                derive_kek(&[1; 32], &[2; 32], 1, MEASURED, &other),
+                "{other:?}"
+            );
         }
     }
 

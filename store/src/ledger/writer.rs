@@ -217,10 +217,15 @@ impl Place<'_> {
                 if len > last.good_bytes {
                     file::cut(&last.path, last.good_bytes)?;
                 }
-                let file = self
+                let mut file = self
                     .disk
                     .open(&last.path)
                     .map_err(|e| StoreError::io("open", &last.path, e))?;
+                // What a killed process wrote may be in memory only, name included; it was just read
+                // as if it were there for good, and counters are moved for it.
+                file.sync()
+                    .and_then(|()| file::sync_parent(&last.path))
+                    .map_err(|e| StoreError::io("sync", &last.path, e))?;
                 Ok(Opened {
                     path: last.path,
                     file,
