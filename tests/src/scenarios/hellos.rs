@@ -36,6 +36,8 @@ const BESIDE: usize = 16;
 const HONEST_MAX: Duration = Duration::from_secs(10);
 /// Sessions of 60 s, claims and summaries are bounded, and so is what they hold.
 const GROWTH_MAX_KIB: u64 = 64 * 1024;
+/// A session lives for 60 s and a sum is written 60 s after its first refusal (gateway/core/src/limits.rs).
+const SUMMED: Duration = Duration::from_secs(125);
 /// Summaries by code and ingress for each minute, the claims that are kept, and the honest
 /// machine's own.
 const RECORDS_MAX: u64 = 1_000;
@@ -164,6 +166,8 @@ fn flooded(
         flooded
     })?;
     let wall = begun.elapsed();
+    // What the flood left is written in sums, a minute after the first of each: only then it can be counted.
+    std::thread::sleep(SUMMED);
     let after_kib = site.memory_kib().context("no memory figure")?.1;
     let records = site.desk.get::<serde_json::Value>("/v1/status")?["ledger_entries"]
         .as_u64()
