@@ -9,3 +9,4 @@ pub mod ipxe;
 pub mod measure;
 pub mod pe;
 pub mod plan;
+pub mod predict;

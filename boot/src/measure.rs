@@ -202,6 +202,11 @@ const ZERO_FILL_MAX: usize = 1 << 20;
 pub struct Pcr(Sha256Digest);
 
 impl Pcr {
+    /// One that has this value already.
+    pub fn holding(value: Sha256Digest) -> Self {
+        Self(value)
+    }
+
     /// Extends with the digest of `data`.
     pub fn extend_with(&mut self, data: &[u8]) {
         self.extend(&Sha256::digest(data).into());
