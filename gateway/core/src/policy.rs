@@ -2,19 +2,28 @@
 //!
 //! Read from TOML; an absent or empty policy does not exist as a value, so nothing can be appraised
 //! without one. Rows 1 to 3 and 5 to 9 prove possession and cannot be relaxed: there would be
-//! nothing to issue a certificate to. Knows no machine; the values of one machine are its binding.
+//! nothing to issue a certificate to. A class may have modes, registers and boot rules of its own; a
+//! key that it does not name is the general one. Knows no machine; the values of one machine are its
+//! binding. Every key is in docs/POLICY.md.
 
-use std::collections::BTreeMap;
+mod boot;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::appraisal::Check;
+pub use boot::{
+    BootRules, COMMAND_LINE_MAX_BYTES, COMMAND_LINES_MAX, DBX_ENTRIES_MAX, DIGESTS_MAX, Floor,
+    Grace, NAMES_MAX, OptionRoms, command_line_digest, role_name,
+};
+
+use crate::appraisal::{Check, PCRS_ALWAYS, QUOTED_PCRS};
 use crate::strict_toml::{Document, Mistake, Section};
 
 /// Classes with rules of their own.
 const CLASSES_MAX: usize = 64;
-/// Digests in one list.
-const DIGESTS_MAX: usize = 1024;
+/// Banks that are named; a TPM has below.
+const BANKS_MAX: usize = 8;
 
 /// What a failed check does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,15 +64,6 @@ pub const PRESETS: [(&str, Preset); 3] = [
     ("observe", Preset::Observe),
 ];
 
-/// What option ROM drivers (PCR 2) may run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OptionRoms {
-    /// Any that firmware accepted; their digests are recorded.
-    Any,
-    /// Only those listed in `boot.option_rom_sha256`.
-    Listed,
-}
-
 /// Checks whose mode the policy may set.
 const SETTABLE: [(&str, Check); 6] = [
     ("ek_cert", Check::EkCert),
@@ -76,18 +76,23 @@ const SETTABLE: [(&str, Check); 6] = [
 
 type Modes = BTreeMap<Check, Mode>;
 
+/// What may differ between classes; whole in itself, so nobody has to look in two places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rules {
+    modes: Modes,
+    pcrs: Vec<u8>,
+    boot: BootRules,
+}
+
 /// A policy in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    modes: Modes,
-    classes: BTreeMap<String, Modes>,
+    general: Rules,
+    classes: BTreeMap<String, Rules>,
     require_ek_cert: bool,
     allow_expired_ek_cert: bool,
     crl: Mode,
     claims: bool,
-    option_roms: OptionRoms,
-    option_rom_sha256: Vec<[u8; 32]>,
-    authority_sha256: Vec<[u8; 32]>,
     sha256: [u8; 32],
 }
 
@@ -132,11 +137,40 @@ impl Policy {
         if !SETTABLE.iter().any(|(_, settable)| *settable == check) {
             return Mode::Enforce;
         }
-        class
-            .and_then(|class| self.classes.get(class)?.get(&check))
-            .or_else(|| self.modes.get(&check))
-            .copied()
-            .unwrap_or(Mode::Enforce)
+        let modes = &self.rules(class).modes;
+        modes.get(&check).copied().unwrap_or(Mode::Enforce)
+    }
+
+    /// PCRs that a machine of `class` must quote, ascending: [`PCRS_ALWAYS`] and what the policy adds.
+    pub fn pcrs(&self, class: Option<&str>) -> &[u8] {
+        &self.rules(class).pcrs
+    }
+
+    /// What a machine of `class` may boot.
+    pub fn boot(&self, class: Option<&str>) -> &BootRules {
+        &self.rules(class).boot
+    }
+
+    /// Classes with rules of their own.
+    pub fn classes(&self) -> impl Iterator<Item = &str> {
+        self.classes.keys().map(String::as_str)
+    }
+
+    /// Names of images that it names anywhere: one that the catalogue does not have is a mistake, since
+    /// a floor for it holds for nothing.
+    pub fn images(&self) -> BTreeSet<&str> {
+        let all = self.classes.values().chain([&self.general]);
+        all.flat_map(|rules| {
+            let floors = rules.boot.floors.iter().map(|floor| &floor.image);
+            rules.boot.images.iter().chain(floors)
+        })
+        .map(String::as_str)
+        .collect()
+    }
+
+    fn rules(&self, class: Option<&str>) -> &Rules {
+        let own = class.and_then(|class| self.classes.get(class));
+        own.unwrap_or(&self.general)
     }
 
     /// Whether an EK without certificate is refused.
@@ -158,17 +192,6 @@ impl Policy {
     /// Whether a machine with unknown EKs may become a pending claim.
     pub fn claims(&self) -> bool {
         self.claims
-    }
-
-    /// Rule for option ROM drivers and the listed digests.
-    pub fn option_roms(&self) -> (OptionRoms, &[[u8; 32]]) {
-        (self.option_roms, &self.option_rom_sha256)
-    }
-
-    /// SHA-256 of the certificates whose signature on an image counts; empty: any that firmware
-    /// accepted, since every image must be in the catalogue anyway.
-    pub fn authorities(&self) -> &[[u8; 32]] {
-        &self.authority_sha256
     }
 
     /// SHA-256 of the policy text: what a receipt names.
@@ -193,62 +216,105 @@ fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
     let claims = enrol.boolean("claims");
     enrol.close();
 
-    let boot = root.section("boot");
-    let option_roms = boot.choice(
-        "option_roms",
-        &[("any", OptionRoms::Any), ("listed", OptionRoms::Listed)],
-    );
-    let digests = |key| -> Vec<[u8; 32]> {
-        let list = boot.list::<Hex32>(key, "a SHA-256 in hex", DIGESTS_MAX);
-        list.into_iter().map(|digest| digest.0).collect()
+    let strict = preset == Some(Preset::Strict);
+    let base = Rules {
+        modes: preset.map(preset_modes).unwrap_or_default(),
+        pcrs: QUOTED_PCRS.to_vec(),
+        boot: BootRules::new(if strict {
+            OptionRoms::Listed
+        } else {
+            OptionRoms::Any
+        }),
     };
-    let option_rom_sha256 = digests("option_rom_sha256");
-    let authority_sha256 = digests("authority_sha256");
-    boot.close();
-
-    let checks = root.section("checks");
-    let own_modes = modes(&checks);
-    checks.close();
-    let classes = classes(root);
+    let general = rules(root, &base);
+    let classes = classes(root, &general);
 
     version?;
-    let preset = preset?;
-    let strict = preset == Preset::Strict;
-    let mut all = preset_modes(preset);
-    all.extend(own_modes);
+    preset?;
     Some(Policy {
-        modes: all,
+        general,
         classes,
         require_ek_cert: require_cert.unwrap_or(strict),
         allow_expired_ek_cert: allow_expired.unwrap_or(false),
         crl: crl.unwrap_or(Mode::Report),
         claims: claims.unwrap_or(true),
-        option_roms: option_roms.unwrap_or(if strict {
-            OptionRoms::Listed
-        } else {
-            OptionRoms::Any
-        }),
-        option_rom_sha256,
-        authority_sha256,
         sha256: Sha256::digest(text.as_bytes()).into(),
     })
 }
 
-fn classes(root: &Section<'_, '_>) -> BTreeMap<String, Modes> {
+/// The sections that a file and a class both have, over what holds without them.
+fn rules(table: &Section<'_, '_>, base: &Rules) -> Rules {
+    let boot = table.section("boot");
+    let boot_rules = BootRules::read(&boot, &base.boot);
+    boot.close();
+    let quote = table.section("quote");
+    let pcrs = quoted(&quote, &base.pcrs);
+    quote.close();
+    let checks = table.section("checks");
+    let mut all = base.modes.clone();
+    all.extend(modes(&checks));
+    checks.close();
+    Rules {
+        modes: all,
+        pcrs,
+        boot: boot_rules,
+    }
+}
+
+fn classes(root: &Section<'_, '_>, general: &Rules) -> BTreeMap<String, Rules> {
     let mut classes = BTreeMap::new();
     for class in root.sections("class", CLASSES_MAX) {
         let name = class.string("name");
         let name = class.required("name", "the name of a class", name);
-        let checks = class.section("checks");
-        let modes = modes(&checks);
-        checks.close();
+        let rules = rules(&class, general);
         class.close();
         let Some(name) = name else { continue };
-        if classes.insert(name.clone(), modes).is_some() {
+        if classes.insert(name.clone(), rules).is_some() {
             class.mistake("name", "each class once", format!("{name:?} twice"));
         }
     }
     classes
+}
+
+/// `[quote]`: the registers and banks that a quote must show.
+///
+/// One bank is judged: the markers of the log, the catalogue's digests and PCR 11 are SHA-256, and a
+/// second bank of the same log would prove nothing more.
+fn quoted(section: &Section<'_, '_>, base: &[u8]) -> Vec<u8> {
+    if section.has("banks") {
+        let banks = section.list::<String>("banks", "the name of a bank", BANKS_MAX);
+        if banks != ["sha256"] {
+            section.mistake(
+                "banks",
+                "[\"sha256\"], the one bank that can be judged: catalogue and predictions are of it",
+                format!("{banks:?}"),
+            );
+        }
+    }
+    if !section.has("pcrs") {
+        return base.to_vec();
+    }
+    let listed = section.numbers("pcrs", 0..=23, "(a PCR)", 24);
+    for pcr in listed.iter().filter(|pcr| !QUOTED_PCRS.contains(pcr)) {
+        section.mistake(
+            "pcrs",
+            format!("PCRs of {QUOTED_PCRS:?}: 10 is IMA's and changes at any moment, 16 to 23 are no boot's"),
+            pcr.to_string(),
+        );
+    }
+    let missing: Vec<u8> = PCRS_ALWAYS
+        .into_iter()
+        .filter(|pcr| !listed.contains(pcr))
+        .collect();
+    if !missing.is_empty() {
+        section.mistake(
+            "pcrs",
+            format!("at least {PCRS_ALWAYS:?}: decisions rest on them"),
+            format!("a list without {missing:?}"),
+        );
+    }
+    let all: BTreeSet<u8> = listed.into_iter().collect();
+    all.into_iter().collect()
 }
 
 fn modes(checks: &Section<'_, '_>) -> Modes {
@@ -317,6 +383,46 @@ mod tests {
             policy.mode(Check::Freshness, Some("control")),
             Mode::Enforce
         );
+    }
+
+    #[test]
+    fn registers_are_those_that_decide_and_what_is_added() {
+        let text = "version = 1\npreset = \"standard\"\n[quote]\nbanks = [\"sha256\"]\n\
+                    [[class]]\nname = \"runtime\"\n[class.quote]\n\
+                    pcrs = [0, 1, 2, 3, 4, 5, 6, 7, 14, 11, 12, 13, 15]\n";
+        let policy = Policy::parse(text).expect("valid");
+        assert_eq!(policy.pcrs(None), QUOTED_PCRS);
+        assert_eq!(policy.pcrs(Some("worker")), QUOTED_PCRS);
+        assert_eq!(
+            policy.pcrs(Some("runtime")),
+            [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15]
+        );
+        assert_eq!(policy.classes().collect::<Vec<_>>(), ["runtime"]);
+    }
+
+    #[test]
+    fn rejects_banks_that_cannot_be_judged_and_registers_that_must_be() {
+        for (text, part) in [
+            ("banks = [\"sha384\"]", "quote.banks: expected [\"sha256\"]"),
+            ("banks = [\"sha256\", \"sha384\"]", "quote.banks"),
+            ("banks = []", "quote.banks"),
+            (
+                "pcrs = [4, 7, 11]",
+                "found a list without [0, 1, 2, 3, 5, 6, 12, 13, 15]",
+            ),
+            ("pcrs = []", "quote.pcrs"),
+            (
+                "pcrs = [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 15]",
+                "found 10",
+            ),
+            ("pcrs = [24]", "quote.pcrs[0]"),
+            ("pcrs = [\"4\"]", "quote.pcrs[0]"),
+        ] {
+            let list = mistakes(&format!(
+                "version = 1\npreset = \"standard\"\n[quote]\n{text}\n"
+            ));
+            assert!(list.iter().any(|m| m.contains(part)), "{text}: {list:?}");
+        }
     }
 
     #[test]

@@ -13,6 +13,9 @@ use std::str::FromStr;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use toml::value::{Datetime, Offset};
+
+use crate::appraisal::x509::days_since_1970;
 
 /// Most mistakes kept per file: a file of the wrong kind should not print a thousand lines.
 pub const MISTAKES_MAX: usize = 64;
@@ -154,6 +157,18 @@ impl<'d, 'i> Section<'d, 'i> {
         self.table.is_some()
     }
 
+    /// Whether the table has the key.
+    pub fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.get(key).is_some())
+    }
+
+    /// Whether the key is in the table and an array without an entry.
+    pub fn is_empty_list(&self, key: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        let array = value.and_then(|value| value.get_ref().as_array());
+        array.is_some_and(|array| array.is_empty())
+    }
+
     /// Key path of one key of this table.
     fn key_path(&self, key: &str) -> String {
         if self.path.is_empty() {
@@ -289,19 +304,38 @@ impl<'d, 'i> Section<'d, 'i> {
         unit: &str,
     ) -> Option<u64> {
         let value = self.look(key)?;
-        let number = value.get_ref().as_integer().and_then(|integer| {
-            u64::from_str_radix(&integer.as_str().replace('_', ""), integer.radix()).ok()
-        });
-        let fits = number.filter(|number| range.contains(number));
+        let fits = number(value.get_ref()).filter(|number| range.contains(number));
         if fits.is_none() {
-            let expected = if range.start() == range.end() {
-                format!("{} {unit}", range.start())
-            } else {
-                format!("{} to {} {unit}", range.start(), range.end())
-            };
-            self.wrong_type(key, expected.trim_end(), value);
+            self.wrong_type(key, &range_text(&range, unit), value);
         }
         fits
+    }
+
+    /// An optional list of at most `max` integers within a range; `unit` is shown to the operator.
+    pub fn numbers(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<u8>,
+        unit: &str,
+        max: usize,
+    ) -> Vec<u8> {
+        let range = u64::from(*range.start())..=u64::from(*range.end());
+        let expected = range_text(&range, unit);
+        let mut out = Vec::new();
+        let array = self.array(key, &format!("a list of {expected}"), max);
+        for (index, item) in array.iter().enumerate().take(max) {
+            let fits = number(item.get_ref()).filter(|number| range.contains(number));
+            match fits.and_then(|number| u8::try_from(number).ok()) {
+                Some(number) => out.push(number),
+                None => self.mistakes.push(
+                    item.span().start,
+                    format!("{}[{index}]", self.key_path(key)),
+                    expected.clone(),
+                    shown(item.get_ref()),
+                ),
+            }
+        }
+        out
     }
 
     /// An optional boolean.
@@ -312,6 +346,19 @@ impl<'d, 'i> Section<'d, 'i> {
             self.wrong_type(key, "true or false", value);
         }
         flag
+    }
+
+    /// An optional moment, in seconds since 1970: a date and time with its offset from UTC.
+    pub fn time(&self, key: &'static str) -> Option<i64> {
+        let value = self.look(key)?;
+        let moment = match value.get_ref() {
+            DeValue::Datetime(moment) => unix_secs(moment),
+            _ => None,
+        };
+        if moment.is_none() {
+            self.wrong_type(key, "a time as 2026-12-24T00:00:00Z", value);
+        }
+        moment
     }
 
     /// One of a fixed set of words.
@@ -366,6 +413,37 @@ impl<'d, 'i> Section<'d, 'i> {
             );
         }
     }
+}
+
+/// A moment as it is written in a file, in seconds since 1970; for command lines.
+pub fn moment(text: &str) -> Option<i64> {
+    unix_secs(&text.parse().ok()?)
+}
+
+fn number(value: &DeValue<'_>) -> Option<u64> {
+    let integer = value.as_integer()?;
+    u64::from_str_radix(&integer.as_str().replace('_', ""), integer.radix()).ok()
+}
+
+fn range_text(range: &RangeInclusive<u64>, unit: &str) -> String {
+    let text = if range.start() == range.end() {
+        format!("{} {unit}", range.start())
+    } else {
+        format!("{} to {} {unit}", range.start(), range.end())
+    };
+    text.trim_end().to_owned()
+}
+
+/// Seconds since 1970; none without date, time and offset. Fractions are dropped.
+fn unix_secs(moment: &Datetime) -> Option<i64> {
+    let (date, time) = (moment.date?, moment.time?);
+    let offset = match moment.offset? {
+        Offset::Z => 0,
+        Offset::Custom { minutes } => i64::from(minutes),
+    };
+    let days = days_since_1970(date.year.into(), date.month.into(), date.day.into());
+    let minutes = i64::from(time.hour) * 60 + i64::from(time.minute) - offset;
+    Some((days * 1440 + minutes) * 60 + i64::from(time.second))
 }
 
 /// How a value is shown to the operator: short, on one line, its type when it is no scalar.

@@ -106,6 +106,7 @@ fn appraise(node: &Node, catalog: &[CatalogEntry]) -> Appraisal {
         policy: &policy,
         bindings: &registry,
         catalog,
+        time: TimeTrust::None,
         relay: None,
     };
     appraise_evidence(
@@ -284,7 +285,7 @@ proptest! {
         let at = at.index(prepared.evidence.len());
         let before = std::mem::replace(&mut prepared.evidence[at], to);
         let catalog = catalog();
-        let context = EvidenceContext { policy: &policy, bindings: &registry, catalog: &catalog, relay: None };
+        let context = EvidenceContext { policy: &policy, bindings: &registry, catalog: &catalog, time: TimeTrust::None, relay: None };
         let evidence = prepared.evidence;
         let appraisal = appraise_evidence(prepared.hello, prepared.issued, &evidence, &context);
         if before == to {
@@ -516,6 +517,7 @@ fn admits(node: &mut Node, policy: &Policy, entries: &[Entry]) -> bool {
         policy,
         bindings: &registry,
         catalog: &catalog,
+        time: TimeTrust::None,
         relay: None,
     };
     let evidence = prepared.evidence;
@@ -589,6 +591,7 @@ fn appraisal_of_a_41_kb_log_is_cheap() {
         policy: &policy,
         bindings: &registry,
         catalog: &catalog,
+        time: TimeTrust::None,
         relay: None,
     };
     let mut prepared: Vec<Prepared> = (0..50)

@@ -268,6 +268,7 @@ impl Work {
                     policy: &rules.policy,
                     bindings: rules.directory.as_ref(),
                     catalog: &rules.catalog,
+                    time: rules.time,
                     relay: relay.as_ref(),
                 };
                 WorkDone::Evidence(

@@ -51,6 +51,11 @@ impl SecureBoot {
         self.ended || variable.certificate().is_some()
     }
 
+    /// Whether the separator has been.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// On, off, or not told.
     pub fn is_on(&self) -> Option<bool> {
         self.on
@@ -440,6 +445,12 @@ fn device_path(data: &[u8]) -> Option<&[u8]> {
     let (len, rest) = data.get(24..)?.split_at_checked(8)?;
     let len = usize::try_from(u64::from_le_bytes(len.try_into().ok()?)).ok()?;
     rest.get(..len)
+}
+
+/// Text of an event that its digest covers.
+pub(super) fn proven_text(bank: HashAlg, event: &Event<'_>) -> Option<String> {
+    let digest = event.digest(bank)?;
+    text(event.data).filter(|_| covers(bank, digest, event.data))
 }
 
 /// Text of an event: UTF-16 (stubs), or UTF-8 with or without its NUL (GRUB, kernels). A tagged

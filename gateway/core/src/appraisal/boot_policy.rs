@@ -2,23 +2,29 @@
 //!
 //! Runs on a log that replays to the quoted PCRs. Every event of PCR 4 and PCR 7 must be
 //! understood: an unknown one refuses, so an event cannot hide behind another type. Says nothing
-//! about PCR 0 to 3 and 5, 6 beyond separators: firmware differs too much; replay binds them.
+//! about PCR 0 to 3 and 5, 6 beyond separators: firmware differs too much; replay binds them. Event
+//! types decide nothing: no digest covers them. `trust` has what Secure Boot rests on (authorities,
+//! dbx, option ROMs), `entries` what the owner says of a catalogued image.
+
+mod entries;
+mod trust;
 
 use std::collections::BTreeMap;
 
 use attest_wire::tpm::HashAlg;
 use boot::catalog::{Artefact, Kind, Role};
-use sha2::{Digest as _, Sha256};
 
-use super::boot_events::SecureBoot;
+use super::boot_events::{SecureBoot, proven_text};
+use super::ek::TimeTrust;
 use super::eventlog::{Event, Log};
 use super::events::{BANK, Marker, Markers, type_name};
 use super::facts::CatalogEntry;
 use super::quirks::Quirk;
 use super::variables::Variable;
 use super::{Verified, shown};
-use crate::policy::{OptionRoms, Policy};
+use crate::policy::BootRules;
 use crate::reason::Reason;
+use trust::Vouched;
 
 const PFP: &str = "TCG PC Client PFP 1.06 section 3.3";
 
@@ -31,39 +37,48 @@ pub(super) struct BootFacts {
     pub role: Option<Role>,
     /// Oddities that were tolerated.
     pub quirks: Vec<Quirk>,
+    /// What passes for a while and will refuse then.
+    pub graced: Vec<Reason>,
 }
 
-/// Judges the boot; all failures at once.
+/// Judges the boot by the rules of its class; all failures at once.
 pub(super) fn appraise_boot(
     log: &Verified<Log<'_>>,
     pcrs: &BTreeMap<u8, [u8; 32]>,
     catalog: &[CatalogEntry],
-    policy: &Policy,
+    rules: &BootRules,
+    time: TimeTrust,
 ) -> (BootFacts, Vec<Reason>) {
     let mut boot = BootJudge {
         markers: Markers::new(),
-        policy,
+        rules,
+        time,
         quirks: Vec::new(),
         reasons: Vec::new(),
+        graced: Vec::new(),
     };
     boot.separators(log);
-    boot.secure_boot(log);
+    let vouched = boot.secure_boot(log);
+    boot.dbx(&vouched);
     let uki = boot.images(log, catalog);
-    boot.option_roms(log);
-    boot.stub(pcrs, uki);
+    boot.option_roms(log, &vouched);
+    boot.stub(log, pcrs, uki);
     let facts = BootFacts {
         image_sha256: uki.map(|uki| uki.sha256.clone()),
         role: uki.map(|uki| uki.role),
         quirks: boot.quirks,
+        graced: boot.graced,
     };
     (facts, boot.reasons)
 }
 
 struct BootJudge<'a> {
     markers: Markers,
-    policy: &'a Policy,
+    rules: &'a BootRules,
+    time: TimeTrust,
     quirks: Vec<Quirk>,
     reasons: Vec<Reason>,
+    graced: Vec<Reason>,
 }
 
 impl BootJudge<'_> {
@@ -104,8 +119,9 @@ impl BootJudge<'_> {
     }
 
     /// PCR 7: every event understood; SecureBoot on, before the separator; no debug, no DMA hole.
-    fn secure_boot(&mut self, log: &Log<'_>) {
+    fn secure_boot<'l>(&mut self, log: &Log<'l>) -> Vouched<'l> {
         let mut state = SecureBoot::default();
+        let mut vouched = Vouched::default();
         for event in extends(log, 7) {
             match self.markers.of(event) {
                 Some(Marker::Separator) => {
@@ -154,10 +170,14 @@ impl BootJudge<'_> {
                 );
                 continue;
             };
-            self.quirks.extend(quirk);
             if state.is_authority(&variable) {
-                self.authority(&variable);
+                vouched.authorities.insert(self.authority(&variable));
             }
+            // The name counts here, so the digest must cover it; behind the separator anybody measures.
+            if quirk.is_none() && !state.has_ended() && variable.is_dbx() {
+                vouched.dbx.push(variable.data);
+            }
+            self.quirks.extend(quirk);
             state.variable(&variable);
         }
         if state.is_on() != Some(true) {
@@ -173,27 +193,7 @@ impl BootJudge<'_> {
                 "switch Secure Boot on in the firmware set-up and enrol the site's keys",
             );
         }
-    }
-
-    /// The certificate that vouched for an image, if the policy names some.
-    fn authority(&mut self, variable: &Variable<'_>) {
-        let allowed = self.policy.authorities();
-        if allowed.is_empty() {
-            return;
-        }
-        // An image that db names by its digest stands there as owner GUID and digest.
-        let content = variable.data.get(16..).unwrap_or_default();
-        let voucher = variable.certificate().unwrap_or(content);
-        let digest: [u8; 32] = Sha256::digest(voucher).into();
-        if !allowed.contains(&digest) {
-            self.refuse(
-                "boot.authority",
-                "a certificate of policy boot.authority_sha256",
-                format!("{} from {}", hex::encode(digest), shown(&variable.name)),
-                "policy boot.authority_sha256",
-                "remove the foreign key from the machine's db, or add it to the policy",
-            );
-        }
+        vouched
     }
 
     /// PCR 4: boot actions, separators and catalogued images, nothing else; exactly one UKI.
@@ -278,56 +278,13 @@ impl BootJudge<'_> {
                 "a kernel was started beside the UKI; find out what ran",
             );
         }
+        self.role(uki);
         Some(uki)
-    }
-
-    fn current(&mut self, entry: &CatalogEntry) {
-        let artefact = &entry.artefact;
-        let name = format!("{} version {}", artefact.name, artefact.version);
-        if artefact.version < entry.floor {
-            self.refuse(
-                "boot.floor",
-                format!("{} version {} or newer", artefact.name, entry.floor),
-                name.clone(),
-                "the owner's floor (image floor)",
-                "boot the current image; clear what still serves the old one",
-            );
-        }
-        if entry.withdrawn {
-            self.refuse(
-                "boot.withdrawn",
-                format!("an image of {} that is not withdrawn", artefact.name),
-                name,
-                "the owner's withdrawal (image withdraw)",
-                "boot the current image; clear what still serves the old one",
-            );
-        }
-    }
-
-    /// PCR 2: drivers from add-in cards, when the policy lists them.
-    fn option_roms(&mut self, log: &Log<'_>) {
-        let (OptionRoms::Listed, listed) = self.policy.option_roms() else {
-            return;
-        };
-        for event in extends(log, 2) {
-            let known = event
-                .digest(BANK)
-                .is_some_and(|digest| listed.iter().any(|l| l == digest));
-            if !known && self.markers.of(event).is_none() {
-                self.refuse(
-                    "boot.option_rom",
-                    "a driver of policy boot.option_rom_sha256",
-                    describe(event),
-                    "policy boot.option_roms = \"listed\"",
-                    "list the card's driver digest, or disable its option ROM",
-                );
-            }
-        }
     }
 
     /// PCR 11 to 13: what systemd-stub measured. PCR 11 says something only because PCR 4 and 7
     /// prove that the stub of a catalogued UKI ran first.
-    fn stub(&mut self, pcrs: &BTreeMap<u8, [u8; 32]>, uki: Option<&Artefact>) {
+    fn stub(&mut self, log: &Log<'_>, pcrs: &BTreeMap<u8, [u8; 32]>, uki: Option<&Artefact>) {
         if let Some(uki) = uki
             && let Some(expected) = &uki.pcr11
         {
@@ -342,24 +299,54 @@ impl BootJudge<'_> {
                 );
             }
         }
-        for (pcr, code, what) in [
-            (
-                12,
-                "boot.cmdline",
-                "a command line or credential from outside the UKI",
-            ),
-            (13, "boot.pcr13", "a system extension from outside the UKI"),
-        ] {
-            let value = pcrs.get(&pcr).copied().unwrap_or([0xff; 32]);
-            if value != [0; 32] {
-                self.refuse(
-                    code,
-                    format!("PCR {pcr} zero"),
-                    format!("{} ({what})", hex::encode(value)),
-                    "systemd-stub: PCR 12 overrides, PCR 13 extensions",
-                    "boot with the command line inside the signed UKI; Secure Boot must be on",
-                );
+        self.command_line(log, pcrs);
+        let value = pcrs.get(&13).copied().unwrap_or([0xff; 32]);
+        if value != [0; 32] {
+            self.refuse(
+                "boot.pcr13",
+                "PCR 13 zero",
+                format!(
+                    "{} (a system extension from outside the UKI)",
+                    hex::encode(value)
+                ),
+                "systemd-stub: PCR 13 extensions",
+                "boot without extensions beside the signed UKI",
+            );
+        }
+    }
+
+    /// PCR 12: command lines and credentials from outside the UKI. The log replays to it, so each of its
+    /// digests was measured.
+    fn command_line(&mut self, log: &Log<'_>, pcrs: &BTreeMap<u8, [u8; 32]>) {
+        const SOURCE: &str = "policy boot.command_lines; systemd-stub: PCR 12 overrides";
+        const NEXT: &str =
+            "boot with the command line inside the signed UKI, or list this one in the policy";
+        let listed = &self.rules.command_line_sha256;
+        let expected = match listed.len() {
+            0 => "PCR 12 zero".to_owned(),
+            count => format!("PCR 12 zero, or of the {count} listed measurements"),
+        };
+        let mut measured = false;
+        for event in extends(log, 12) {
+            measured = true;
+            let Some(digest) = event.digest(BANK) else {
+                continue;
+            };
+            if listed.iter().any(|listed| listed == digest) {
+                continue;
             }
+            let found = match proven_text(BANK, event) {
+                Some(text) => format!("{}: {:?}", describe(event), shown(&text)),
+                None => format!(
+                    "{} (a command line or credential from outside the UKI)",
+                    describe(event)
+                ),
+            };
+            self.refuse("boot.cmdline", expected.clone(), found, SOURCE, NEXT);
+        }
+        let value = pcrs.get(&12).copied().unwrap_or([0xff; 32]);
+        if !measured && value != [0; 32] {
+            self.refuse("boot.cmdline", expected, hex::encode(value), SOURCE, NEXT);
         }
     }
 }

@@ -95,6 +95,8 @@ pub struct EvidenceContext<'a> {
     pub bindings: &'a dyn EkDirectory,
     /// Every image that may run on the way to the attester.
     pub catalog: &'a [CatalogEntry],
+    /// How far the clock may be believed: a grace of the policy ends.
+    pub time: TimeTrust,
     /// Option 82 of the lease that the machine speaks from.
     pub relay: Option<&'a RelayWord>,
 }
@@ -140,6 +142,8 @@ pub struct HelloFacts {
     pub devid: Public,
     /// Qualified name the DevID must have under the SRK shown.
     pub devid_qualified_name: Name,
+    /// PCRs that the policy wants quoted, ascending.
+    pub pcrs: Vec<u8>,
     /// Everything to be written down so far.
     pub(super) facts: Facts,
     /// Rows judged so far.
@@ -525,4 +529,15 @@ pub enum Appraisal {
     Possession(Box<PossessionProven>),
     /// Refused.
     Refused(Box<Refusal>),
+}
+
+impl Appraisal {
+    /// What is written down, whatever came out.
+    pub fn facts(&self) -> &Facts {
+        match self {
+            Self::Admitted(admission) => &admission.facts,
+            Self::Possession(proven) => &proven.facts,
+            Self::Refused(refusal) => &refusal.facts,
+        }
+    }
 }

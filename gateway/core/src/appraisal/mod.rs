@@ -18,6 +18,7 @@ mod port;
 pub mod quirks;
 mod quote;
 mod relay;
+mod replay;
 mod revocation;
 mod signature;
 mod table;
@@ -28,7 +29,7 @@ use std::collections::BTreeSet;
 
 use attest_wire::credential::make_credential as wrap_credential;
 use attest_wire::templates::ek_template;
-use attest_wire::tpm::{HashAlg, Public};
+use attest_wire::tpm::Public;
 use attest_wire::v1::{
     self, Challenge, Credential, Evidence, Hello, Malformed, decode_evidence, decode_hello,
 };
@@ -42,7 +43,7 @@ pub use facts::{
     EvidenceContext, Facts, HelloContext, HelloFacts, Issued, Outcome, PossessionProven, Refusal,
     Standing,
 };
-pub use quote::QUOTED_PCRS;
+pub use quote::{PCRS_ALWAYS, QUOTED_PCRS};
 pub use relay::RelayWord;
 pub use signature::verify_tpm_signature;
 pub use table::{Check, Row, TABLE};
@@ -50,9 +51,7 @@ pub use table::{Check, Row, TABLE};
 use crate::identity::EkName;
 use crate::policy::{Mode, Policy};
 use crate::reason::Reason;
-use eventlog::Log;
 use facts::{Judge, OnlyHere};
-use quirks::Quirk;
 
 /// A value that passed the checks named by its type. Made here and nowhere else.
 #[derive(Debug, Clone)]
@@ -137,6 +136,7 @@ pub fn appraise_hello(
     let devid = ak::appraise_devid(&publics.devid, &publics.srk, hello.devid_auth, ctx.devid);
     let devid_qualified_name = judge.row(Check::DevId, Mode::Enforce, one(devid));
     let machine = machine.cloned();
+    let pcrs = ctx.policy.pcrs(class).to_vec();
     let Some(devid_qualified_name) = devid_qualified_name.filter(|_| judge.enforced.is_empty())
     else {
         return Err(refused(judge, facts, machine, false));
@@ -149,6 +149,7 @@ pub fn appraise_hello(
         ak: publics.ak,
         devid: publics.devid,
         devid_qualified_name,
+        pcrs,
         facts,
         judge,
         hello,
@@ -200,7 +201,7 @@ pub fn make_challenge(
         session: session.to_vec().into(),
         nonce: nonce.to_vec().into(),
         credentials,
-        pcr_selection: QUOTED_PCRS.to_vec(),
+        pcr_selection: hello.pcrs.clone(),
     };
     let body = serde_json::to_vec(&challenge).expect("a challenge has string keys only");
     Ok(Issued {
@@ -262,6 +263,7 @@ pub fn appraise_evidence(
     let quoted = quote::appraise_quote(
         &hello.ak,
         &issued.binding.digest("quote"),
+        &hello.pcrs,
         &evidence.quote,
         &evidence.pcr_values,
     );
@@ -311,8 +313,15 @@ struct Modes<'a> {
 impl Modes<'_> {
     fn of(&self, check: Check) -> Mode {
         match self.standing {
-            Standing::Bound(binding) => self.policy.mode(check, Some(&binding.class)),
+            Standing::Bound(_) => self.policy.mode(check, self.class()),
             Standing::Enrolling => Mode::Report,
+        }
+    }
+
+    fn class(&self) -> Option<&str> {
+        match self.standing {
+            Standing::Bound(binding) => Some(&binding.class),
+            Standing::Enrolling => None,
         }
     }
 }
@@ -327,7 +336,7 @@ fn appraise_log(
     judge: &mut Judge,
 ) {
     let mut quirks = Vec::new();
-    let log = replayed(evidence, boot_digest, facts, &mut quirks);
+    let log = replay::replayed(evidence, boot_digest, &facts.pcrs, &mut quirks);
     facts.note(&quirks);
     let log = judge.row(Check::EventLog, modes.of(Check::EventLog), log);
     let mode = modes.of(Check::Boot);
@@ -335,104 +344,14 @@ fn appraise_log(
         judge.skip(Check::Boot, mode, "the event log does not match the quote");
         return;
     };
-    let (boot, reasons) = boot_policy::appraise_boot(&log, &facts.pcrs, ctx.catalog, ctx.policy);
+    let rules = ctx.policy.boot(modes.class());
+    let (boot, reasons) =
+        boot_policy::appraise_boot(&log, &facts.pcrs, ctx.catalog, rules, ctx.time);
     facts.note(&boot.quirks);
     facts.image_sha256 = boot.image_sha256;
     facts.image_role = boot.role;
-    let result = if reasons.is_empty() {
-        Ok(())
-    } else {
-        Err(reasons)
-    };
-    judge.row(Check::Boot, mode, result);
-}
-
-/// Row 10: parse, replay, compare with every quoted PCR, and PCR 15 with this session. Only a log
-/// that replayed is `Verified`; row 11 takes nothing else.
-fn replayed<'e>(
-    evidence: &'e Evidence,
-    boot_digest: &[u8; 32],
-    facts: &Facts,
-    quirks: &mut Vec<Quirk>,
-) -> Result<Verified<Log<'e>>, Vec<Reason>> {
-    let fail = |code, expected: String, found: String| {
-        Reason::new(
-            code,
-            expected,
-            found,
-            "TCG PC Client PFP 1.06 section 10",
-            "boot again; if it stays, firmware and log disagree: read /sys/kernel/security/tpm0/binary_bios_measurements there",
-        )
-    };
-    let log = Log::parse(&evidence.event_log.0).map_err(|error| {
-        vec![fail(
-            error.code(),
-            "a TCG event log".into(),
-            error.to_string(),
-        )]
-    })?;
-    if log.startup_locality.is_some_and(|locality| locality != 0) {
-        quirks.push(Quirk::StartupLocality);
-    }
-    if log.padding_from.is_some() {
-        quirks.push(Quirk::LogPadded);
-    }
-    let bank = HashAlg::Sha256;
-    let Some(replay) = log.replay(bank) else {
-        let banks: Vec<String> = log
-            .banks
-            .iter()
-            .map(|(id, _)| format!("{id:#06x}"))
-            .collect();
-        return Err(vec![fail(
-            "eventlog.bank",
-            "sha256 (0x000b)".into(),
-            banks.join(" "),
-        )]);
-    };
-    let value = |pcr: u8| -> Vec<u8> {
-        replay
-            .get(&pcr)
-            .cloned()
-            .unwrap_or_else(|| log.reset_value(bank, pcr))
-    };
-    let mut reasons = Vec::new();
-    for (&pcr, quoted) in facts.pcrs.iter().filter(|(pcr, _)| **pcr != 15) {
-        let replayed = value(pcr);
-        if replayed != quoted {
-            reasons.push(fail(
-                "eventlog.replay",
-                format!("PCR {pcr} {} (quoted)", hex::encode(quoted)),
-                format!("{} (replayed)", hex::encode(replayed)),
-            ));
-        }
-    }
-    if evidence.pcr15_extends.last().map(|last| last.0.as_slice()) != Some(boot_digest.as_slice()) {
-        reasons.push(fail(
-            "eventlog.pcr15",
-            "last extend of PCR 15 is this session's".into(),
-            "another digest".into(),
-        ));
-    }
-    let pcr15 = evidence
-        .pcr15_extends
-        .iter()
-        .fold(value(15), |value, extend| bank.digest(&[&value, &extend.0]));
-    if facts.pcrs.get(&15).map(<[u8; 32]>::as_slice) != Some(pcr15.as_slice()) {
-        reasons.push(fail(
-            "eventlog.pcr15",
-            format!(
-                "PCR 15 {}",
-                facts.pcrs.get(&15).map(hex::encode).unwrap_or_default()
-            ),
-            format!("{} over the extends sent", hex::encode(pcr15)),
-        ));
-    }
-    if reasons.is_empty() {
-        Ok(Verified(log))
-    } else {
-        Err(reasons)
-    }
+    judge.row(Check::Boot, mode, all_or_none(reasons));
+    judge.report(boot.graced);
 }
 
 /// Rows 12 to 14: what only a binding can be compared with.
@@ -701,6 +620,13 @@ fn malformed(error: Malformed) -> Reason {
         "docs/PROTOCOL.md section 2",
         "boot the signed attester of this gateway's version",
     )
+}
+
+fn all_or_none(reasons: Vec<Reason>) -> Result<(), Vec<Reason>> {
+    match reasons.is_empty() {
+        true => Ok(()),
+        false => Err(reasons),
+    }
 }
 
 fn one<T>(result: Result<T, Reason>) -> Result<T, Vec<Reason>> {

@@ -12,10 +12,12 @@ use aws_lc_rs::constant_time;
 use super::signature::verify_attest;
 use crate::reason::Reason;
 
-/// PCRs of every quote, SHA-256 bank: firmware (0 to 7), boot loader (8, 9), systemd-stub
-/// (11 to 13), shim (14), the session (15). PCR 10 is IMA's and changes at any moment. Not a
-/// setting: a policy cannot leave out PCR 7.
+/// PCRs of a quote unless the policy says otherwise, SHA-256 bank: firmware (0 to 7), boot loader (8, 9),
+/// systemd-stub (11 to 13), shim (14), the session (15). PCR 10 is IMA's and changes at any moment.
 pub const QUOTED_PCRS: [u8; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15];
+
+/// Those that decisions rest on. Not a setting: a policy cannot leave out PCR 7.
+pub const PCRS_ALWAYS: [u8; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 15];
 
 /// A quote that passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +28,11 @@ pub(super) struct Quoted {
     pub clock: ClockInfo,
 }
 
-/// Judges a quote.
+/// Judges a quote over exactly the PCRs `wanted`, ascending.
 pub(super) fn appraise_quote(
     ak: &Public,
     qualifying: &[u8; 32],
+    wanted: &[u8],
     quote: &Attested,
     values: &[PcrValue],
 ) -> Result<Quoted, Reason> {
@@ -95,10 +98,10 @@ pub(super) fn appraise_quote(
         ));
     }
     let sent: Vec<u8> = values.iter().map(|value| value.index).collect();
-    if selection.pcrs() != QUOTED_PCRS || sent != QUOTED_PCRS {
+    if selection.pcrs() != wanted || sent != wanted {
         return Err(fail(
             "quote.selection",
-            format!("PCRs {QUOTED_PCRS:?} quoted and sent"),
+            format!("PCRs {wanted:?} quoted and sent"),
             format!("quoted {:?}, sent {sent:?}", selection.pcrs()),
         ));
     }

@@ -154,11 +154,12 @@ pub const TABLE: [Row; 14] = [
     Row {
         number: 11,
         check: Check::Boot,
-        judged: "Secure Boot on, no debug, separators, every image catalogued and current",
+        judged: "Secure Boot on, dbx, no debug, separators, every image catalogued, allowed and current",
         codes: &[
             "boot.secure_boot",
             "boot.variable",
             "boot.authority",
+            "boot.dbx",
             "boot.debug",
             "boot.dma",
             "boot.separator",
@@ -166,6 +167,8 @@ pub const TABLE: [Row; 14] = [
             "boot.uki",
             "boot.floor",
             "boot.withdrawn",
+            "boot.entry",
+            "boot.role",
             "boot.option_rom",
             "boot.pcr11",
             "boot.cmdline",

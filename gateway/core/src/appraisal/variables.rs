@@ -3,6 +3,8 @@
 //! A variable counts as far as a digest covers it. Which that is has three forms in the field;
 //! decisions take the weaker two for authorities only, and never where the name matters.
 
+use std::collections::BTreeSet;
+
 use attest_wire::tpm::HashAlg;
 
 use super::eventlog::Event;
@@ -124,6 +126,17 @@ impl<'a> Variable<'a> {
     pub fn certificate(&self) -> Option<&'a [u8]> {
         let behind_owner = self.data.get(16..).filter(|der| is_one_der_sequence(der));
         behind_owner.or_else(|| Some(self.data).filter(|der| is_one_der_sequence(der)))
+    }
+
+    /// What vouched: the certificate, or the digest of an image that db names, behind the owner's GUID.
+    pub fn voucher(&self) -> &'a [u8] {
+        self.certificate()
+            .unwrap_or_else(|| self.data.get(16..).unwrap_or_default())
+    }
+
+    /// Whether it is the database of what must not run.
+    pub fn is_dbx(&self) -> bool {
+        self.guid == EFI_IMAGE_SECURITY_DATABASE && self.name == "dbx"
     }
 
     /// Shim's own state, which stands where authorities stand and vouches for nothing.
@@ -268,6 +281,12 @@ impl<'a> Signature<'a> {
             content = after;
         }
         Some(all)
+    }
+
+    /// What the content of a database names, each once. One that cannot be read names nothing.
+    pub fn digests(content: &'a [u8]) -> BTreeSet<Vec<u8>> {
+        let entries = Self::lists(content).unwrap_or_default();
+        entries.iter().map(Self::digest).collect()
     }
 
     /// Digest by which one names it: SHA-256 of a certificate, else the digest that it is.

@@ -177,6 +177,7 @@ impl World {
             policy: &self.policy,
             bindings: &self.registry,
             catalog: &self.catalog,
+            time: self.time,
             relay: self.relay.as_ref(),
         }
     }

@@ -26,6 +26,7 @@ pub use crl::{Crl, CrlError, Revoked, Scope};
 pub use der::oid_text;
 pub use extensions::{DistributionPoint, TpmSpecification};
 pub(crate) use extensions::{KU_KEY_AGREEMENT, KU_KEY_CERT_SIGN, KU_KEY_ENCIPHERMENT};
+pub(crate) use time::days_since_1970;
 pub use time::rfc3339;
 pub use vendor::{Vendor, cert_url, manufacturer_text, public_hash};
 

@@ -106,7 +106,7 @@ fn days_in(year: i64, month: i64) -> i64 {
 
 /// Days of the proleptic Gregorian calendar. Years are counted from March, so that the leap day
 /// is a year's last.
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
+pub(crate) fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let month = (month + 9) % 12;
     let day_of_year = (153 * month + 2) / 5 + day - 1;
