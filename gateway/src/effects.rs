@@ -140,7 +140,15 @@ impl Performer {
             step = work.step().name(),
             correlation = work.correlation()
         );
-        let run = move || span.in_scope(|| timed("judged", || work.run()));
+        let run = move || {
+            span.in_scope(|| {
+                let done = timed("judged", || work.run());
+                if let WorkDone::Evidence(_, appraisal) = &done {
+                    telemetry::quoted(&appraisal.facts().pcrs);
+                }
+                done
+            })
+        };
         self.workers.start(conn, run, move |finished| {
             let finished = finished.unwrap_or(WorkDone::Failed(conn));
             // A loop that has ended wants no more inputs.

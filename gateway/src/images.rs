@@ -188,6 +188,22 @@ impl Image {
     }
 }
 
+/// The catalogue alone, verified with the site's image key; its files are not looked at.
+///
+/// # Errors
+/// [`ImageError`]: a file is missing, or the catalogue is not what was signed.
+pub fn verified_catalog(files: &BootFiles) -> Result<Catalog, ImageError> {
+    let key_pem = read(&files.image_key)?;
+    let refused = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ImageError::Refused { path, source }
+    };
+    let key = ImageKey::from_pem(&key_pem).map_err(refused(&files.image_key))?;
+    let path = files.image_dir.join(CATALOG_FILE);
+    let signature = read(&files.image_dir.join(SIGNATURE_FILE))?;
+    Catalog::load(&read(&path)?, &signature, &key).map_err(refused(&path))
+}
+
 /// All artefacts of one catalogue.
 #[derive(Debug, Default)]
 pub struct Images {
@@ -200,15 +216,7 @@ impl Images {
     /// # Errors
     /// [`ImageError`] for the first file that is missing or is not the one signed for.
     pub fn load(files: &BootFiles) -> Result<(Catalog, Self), ImageError> {
-        let key_pem = read(&files.image_key)?;
-        let refused = |path: &Path| {
-            let path = path.to_owned();
-            move |source| ImageError::Refused { path, source }
-        };
-        let key = ImageKey::from_pem(&key_pem).map_err(refused(&files.image_key))?;
-        let path = files.image_dir.join(CATALOG_FILE);
-        let signature = read(&files.image_dir.join(SIGNATURE_FILE))?;
-        let catalog = Catalog::load(&read(&path)?, &signature, &key).map_err(refused(&path))?;
+        let catalog = verified_catalog(files)?;
         let images = Self::read(&files.image_dir, catalog.artefacts())?;
         Ok((catalog, images))
     }

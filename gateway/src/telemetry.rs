@@ -4,6 +4,7 @@
 //! `error`), not sentences. Secrets have no `Debug` that prints them; [`redact`] is for text that
 //! comes from outside and may hold anything.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -230,6 +231,19 @@ pub fn decided(subject: &str, reason: &Reason) {
         next = %reason.next,
         "refused"
     );
+}
+
+/// Logs the register values that a quote has proven, none before it has: what a person compares when a
+/// boot is refused.
+pub fn quoted(pcrs: &BTreeMap<u8, [u8; 32]>) {
+    if pcrs.is_empty() || !tracing::enabled!(tracing::Level::DEBUG) {
+        return;
+    }
+    let values: Vec<String> = pcrs
+        .iter()
+        .map(|(pcr, value)| format!("{pcr}={}", hex::encode(value)))
+        .collect();
+    tracing::debug!(pcrs = values.join(" "), "quoted");
 }
 
 /// Logs one refusal of a listener with its five parts as fields.

@@ -101,7 +101,7 @@ fn ek(path: &Path) -> Result<Exit, Failure> {
 }
 
 /// At most this much; more is refused.
-fn read(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
+pub(super) fn read(path: &Path, max: u64) -> Result<Vec<u8>, Failure> {
     let bytes = read_at_most(path, max + 1)?;
     if bytes.len() as u64 > max {
         return Err(Failure::told(

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use boot::catalog::Artefact;
+use gateway_core::policy::Policy;
 use serde_json::json;
 
 use super::{Exit, Failure, Output};
@@ -24,8 +26,14 @@ pub(super) fn check_config(
             None
         }
     };
-    if !without_images && let Err(error) = Images::load(&config.boot) {
-        problems.push(error.into());
+    if !without_images {
+        match (Images::load(&config.boot), &declared) {
+            (Ok((catalog, _)), Some(declared)) => {
+                problems.extend(unknown_images(&declared.policy, catalog.artefacts()));
+            }
+            (Ok(_), None) => {}
+            (Err(error), _) => problems.push(error.into()),
+        }
     }
     if let Some(first) = problems.first() {
         let lines: Vec<&str> = problems.iter().map(|f| f.text.as_str()).collect();
@@ -39,6 +47,20 @@ pub(super) fn check_config(
         format!("ok: {machines} declared machines, {roots} EK roots, {crls} revocation lists")
     });
     Ok(Exit::Done)
+}
+
+/// Images that the policy names and the catalogue does not have: a name that is mistyped in a floor would
+/// hold for nothing.
+fn unknown_images(policy: &Policy, artefacts: &[Artefact]) -> Option<Failure> {
+    let known = |name: &&str| artefacts.iter().any(|a| a.name == **name);
+    let unknown: Vec<&str> = policy.images().into_iter().filter(|n| !known(n)).collect();
+    (!unknown.is_empty()).then(|| {
+        let text = format!(
+            "policy: expected names of images of the catalogue, found {}",
+            unknown.join(", ")
+        );
+        Failure::told(Exit::Usage, text)
+    })
 }
 
 /// `vestibule store check`

@@ -6,13 +6,16 @@
 
 mod appliance;
 mod client;
+mod desk_policy;
 mod ek_ca;
 mod inspect;
 mod ledger;
 mod local;
 mod machine;
 mod neighbours;
+mod pcr;
 mod policy;
+mod recorded;
 mod seal;
 
 use std::fmt;
@@ -20,6 +23,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use pcr::Way;
+pub use recorded::{CatalogArgs, RecordedArgs};
 
 use crate::config::{Config, DEFAULT_PATH, LoadError};
 use crate::images::ImageError;
@@ -204,9 +210,12 @@ pub enum Command {
     /// Boot images of a running appliance.
     #[command(subcommand)]
     Image(ImageCommand),
-    /// The appraisal policy of a running appliance.
+    /// The appraisal policy: of a running appliance, or a file at a desk.
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// What a boot leaves in the PCRs.
+    #[command(subcommand)]
+    Pcr(PcrCommand),
     /// The signed ledger.
     #[command(subcommand)]
     Ledger(LedgerCommand),
@@ -513,6 +522,48 @@ pub enum LedgerCommand {
 pub enum PolicyCommand {
     /// What would be refused if every check were enforced, by the last evidence of each machine.
     WhatIf(Desk),
+    /// What a policy file makes of a recorded boot: rows 9 to 11, as the daemon judges them.
+    Test {
+        /// Policy file.
+        policy: PathBuf,
+        /// The boot.
+        #[command(flatten)]
+        recorded: RecordedArgs,
+        /// Class of the machine.
+        #[arg(long)]
+        class: Option<String>,
+        /// The catalogue.
+        #[command(flatten)]
+        catalog: CatalogArgs,
+    },
+    /// Draft a policy from a recorded boot, on standard output, for review.
+    Learn {
+        /// The boot.
+        #[command(flatten)]
+        recorded: RecordedArgs,
+        /// A catalog.json, or a folder that has one, to name the images by.
+        #[arg(long)]
+        catalog: Option<PathBuf>,
+        /// List every entry of the dbx, not only their number.
+        #[arg(long)]
+        dbx_entries: bool,
+    },
+}
+
+/// `vestibule pcr`
+#[derive(Debug, Subcommand)]
+pub enum PcrCommand {
+    /// PCR 4 and PCR 11 of an image of the catalogue, for each way to boot it.
+    Predict {
+        /// Name of the image (the newest), NAME@VERSION, or SHA-256 of its file.
+        image: String,
+        /// Only this way; may be given again.
+        #[arg(long = "path", value_enum)]
+        paths: Vec<Way>,
+        /// The catalogue.
+        #[command(flatten)]
+        catalog: CatalogArgs,
+    },
 }
 
 /// `vestibule store`
@@ -579,6 +630,22 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Neighbours(desk) => neighbours::run(&out, &desk),
         Command::Inspect(command) => inspect::run(&command),
         Command::Policy(PolicyCommand::WhatIf(desk)) => policy::what_if(&out, &desk),
+        Command::Policy(PolicyCommand::Test {
+            policy,
+            recorded,
+            class,
+            catalog,
+        }) => desk_policy::test(&out, &policy, &recorded, class.as_deref(), &catalog),
+        Command::Policy(PolicyCommand::Learn {
+            recorded,
+            catalog,
+            dbx_entries,
+        }) => desk_policy::learn(&out, &recorded, catalog.as_deref(), dbx_entries),
+        Command::Pcr(PcrCommand::Predict {
+            image,
+            paths,
+            catalog,
+        }) => pcr::predict(&out, &image, &paths, &catalog),
         Command::Ledger(command) => ledger::run(&out, command),
         Command::Store(StoreCommand::Check(args)) => {
             local::check_store(&out, &args.config.load()?, args.anchor.as_deref())

@@ -18,7 +18,7 @@ mod tftp;
 
 use std::time::Duration;
 
-pub use quote::{QUOTE_LEN_MAX, Source, quote};
+pub use quote::{QUOTE_LEN_MAX, Source, quote, registers_of};
 
 use netstack::Explanation;
 use netstack::capture::{CaptureError, Datagram, Frame, LinkError, Packet, Reader};

@@ -55,6 +55,21 @@ pub fn quote(files: &[Source<'_>], nonce: Option<&[u8]>) -> (String, bool) {
     (line, read)
 }
 
+/// Register values of the SHA-256 bank in a file, by number: what `tpm2_pcrread sha256` prints, or JSON. None
+/// when there are none, or none whose numbers are told.
+pub fn registers_of(file: &[u8]) -> Option<BTreeMap<u8, [u8; 32]>> {
+    let mut found = Found::default();
+    found.file("", file);
+    let numbered = |values: &pieces::Values| {
+        let one = |(number, value): &(Option<u32>, Vec<u8>)| {
+            let number = u8::try_from((*number)?).ok().filter(|pcr| *pcr < 24)?;
+            Some((number, value.as_slice().try_into().ok()?))
+        };
+        values.values.iter().map(one).collect()
+    };
+    found.values.iter().find_map(numbered)
+}
+
 #[derive(Serialize)]
 struct Report {
     attests: Vec<Attested>,

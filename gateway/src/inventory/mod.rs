@@ -78,7 +78,11 @@ impl Declared {
     }
 }
 
-fn load_policy(source: &PolicySource) -> Result<Policy, DeclaredError> {
+/// Reads the policy.
+///
+/// # Errors
+/// The file cannot be read, or every mistake in it.
+pub fn load_policy(source: &PolicySource) -> Result<Policy, DeclaredError> {
     match source {
         PolicySource::Preset(preset) => Ok(Policy::preset(*preset)),
         PolicySource::File(path) => {

@@ -3,9 +3,11 @@
 use attest_wire::templates::Template;
 use attest_wire::tpm::HashAlg;
 use gateway_core::appraisal::boot_events::BootEvents;
+use gateway_core::appraisal::draft::{DraftContext, draft};
 use gateway_core::appraisal::eventlog::Log;
 use gateway_core::appraisal::events::Markers;
 use gateway_core::appraisal::notices::{NOTICES_MAX, notices};
+use gateway_core::appraisal::recorded::{RecordedBoot, RecordedContext, appraise_recorded};
 use gateway_core::appraisal::variables::{Signature, Variable};
 use gateway_core::appraisal::x509::{AttributeCert, Cert, Crl, What, contents, read_chain};
 use gateway_core::appraisal::{
@@ -53,6 +55,38 @@ pub fn event_log(data: &[u8]) {
     if let Ok(again) = Log::parse(&padded) {
         assert_eq!(again.replay(HashAlg::Sha256), log.replay(HashAlg::Sha256));
     }
+    drafted(data);
+}
+
+/// A draft of a policy can be read, whatever the log says, and is true to what it says of its own boot.
+fn drafted(data: &[u8]) {
+    let (boot, time) = (
+        RecordedBoot {
+            log: data,
+            pcrs: None,
+        },
+        TimeTrust::None,
+    );
+    let context = DraftContext {
+        catalog: &[],
+        dbx_entries: true,
+        time,
+    };
+    let Ok(made) = draft(&boot, &context) else {
+        return;
+    };
+    assert!(made.text.is_ascii(), "{}", made.text);
+    let policy = Policy::parse(&made.text);
+    let policy = policy.unwrap_or_else(|mistakes| panic!("{mistakes:?}\n{}", made.text));
+    let context = RecordedContext {
+        policy: &policy,
+        class: None,
+        catalog: &[],
+        time,
+    };
+    let mut refused = appraise_recorded(&boot, &context).refused;
+    refused.retain(|reason| !["boot.image", "boot.uki"].contains(&reason.code.as_ref()));
+    assert_eq!(refused, made.refused);
 }
 
 /// What a log says, of as much of it as could be read: bounded, and of events that are there.

@@ -8,6 +8,7 @@
 mod ak;
 pub mod boot_events;
 mod boot_policy;
+pub mod draft;
 pub mod ek;
 pub mod eventlog;
 pub mod events;
@@ -17,6 +18,7 @@ mod platform;
 mod port;
 pub mod quirks;
 mod quote;
+pub mod recorded;
 mod relay;
 mod replay;
 mod revocation;
