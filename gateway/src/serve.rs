@@ -131,6 +131,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         tokio::task::spawn_blocking(move || Appliance::open(&config)).await
     };
     let mut appliance = opened.map_err(|_| ServeError::Task("open"))??;
+    let declared = Declared::load(&config)?;
     let metrics = Arc::new(Metrics::default());
     let (catalog, images) = Images::load(&config.boot)?;
     let images = ImageStore::new(images);
@@ -157,9 +158,12 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let listeners = Listeners::bind(&config, &metrics, lldp.neighbours()).await?;
     let certificates = Certificates::of(&appliance)?;
     let clock = Clock;
+    let known = appliance.ledger.entries.iter().map(|entry| &entry.record);
+    let change = declared.policy.change(known);
+    appliance.records.extend(change);
     appliance.begin(UnixMillis(clock.now_ms()))?;
 
-    let gateway = Gateway::new(setup(&config, &appliance, catalog)?);
+    let gateway = Gateway::new(setup(&config, declared, &appliance, catalog)?);
     let signer = appliance.ca.receipt_signer()?;
     let issuer = Arc::new(Issuer::new(appliance.device, signer));
     let probe_wait = Duration::from_millis(config.provisioning.conflict_probe_ms.into());
@@ -533,8 +537,12 @@ impl Certificates {
 
 /// What the core starts with: rules, inventory, scopes, and everything the ledger and the journal
 /// hold.
-fn setup(config: &Config, appliance: &Appliance, catalog: Catalog) -> Result<Setup, ServeError> {
-    let declared = Declared::load(config)?;
+fn setup(
+    config: &Config,
+    declared: Declared,
+    appliance: &Appliance,
+    catalog: Catalog,
+) -> Result<Setup, ServeError> {
     let clock = Clock.read();
     let now = UnixMillis(clock.unix_ms);
     let recovered = &appliance.recovered;

@@ -214,6 +214,7 @@ pub fn recorded(seq: u64, record: &Record) {
             "certificate"
         ),
         Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
+        Record::Policy(policy) => tracing::info!(sha256 = policy.sha256, seq, "policy"),
         // Acts are logged by the admin endpoint with the role; refusals by `decided`.
         Record::Genesis(_) | Record::Operator(_) | Record::RefusalSummary(_) => {}
     }

@@ -18,6 +18,7 @@ pub use boot::{
 };
 
 use crate::appraisal::{Check, PCRS_ALWAYS, QUOTED_PCRS};
+use crate::record::{POLICY_TEXT_MAX_BYTES, PolicyInForce, Record};
 use crate::strict_toml::{Document, Mistake, Section};
 
 /// Classes with rules of their own.
@@ -94,6 +95,7 @@ pub struct Policy {
     crl: Mode,
     claims: bool,
     sha256: [u8; 32],
+    text: String,
 }
 
 /// A digest in hex, for the lists.
@@ -198,6 +200,21 @@ impl Policy {
     pub fn sha256(&self) -> [u8; 32] {
         self.sha256
     }
+
+    /// What a start writes down: that this policy is in force, unless the ledger says so already.
+    pub fn change<'a>(
+        &self,
+        mut ledger: impl DoubleEndedIterator<Item = &'a Record>,
+    ) -> Option<Record> {
+        let sha256 = hex::encode(self.sha256);
+        let last = ledger.rfind(|record| matches!(record, Record::Policy(_)));
+        let same = matches!(last, Some(Record::Policy(before)) if before.sha256 == sha256);
+        (!same).then(|| {
+            let fits = self.text.len() <= POLICY_TEXT_MAX_BYTES;
+            let text = fits.then(|| self.text.clone());
+            Record::Policy(PolicyInForce { sha256, text })
+        })
+    }
 }
 
 fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
@@ -239,6 +256,7 @@ fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
         crl: crl.unwrap_or(Mode::Report),
         claims: claims.unwrap_or(true),
         sha256: Sha256::digest(text.as_bytes()).into(),
+        text: text.to_owned(),
     })
 }
 
@@ -447,6 +465,45 @@ mod tests {
         assert!(list[1].starts_with("line 4: checks.quote:"), "{list:?}");
         assert!(list[2].starts_with("line 5: checks.boot:"), "{list:?}");
         assert!(list[3].contains("authority_sha256"), "{list:?}");
+    }
+
+    #[test]
+    fn a_policy_is_written_down_when_it_is_another_one() {
+        let (strict, standard) = (
+            Policy::preset(Preset::Strict),
+            Policy::preset(Preset::Standard),
+        );
+        let mut ledger = Vec::new();
+        for (policy, written) in [
+            (&standard, true),
+            (&standard, false),
+            (&strict, true),
+            (&standard, true),
+        ] {
+            let change = policy.change(ledger.iter());
+            assert_eq!(change.is_some(), written);
+            ledger.extend(change);
+            ledger.push(Record::Anchor(crate::record::Anchor { counter: 1 }));
+        }
+        let Record::Policy(first) = &ledger[0] else {
+            panic!("{ledger:?}");
+        };
+        assert_eq!(first.sha256, hex::encode(standard.sha256()));
+        assert_eq!(
+            first.text.as_deref(),
+            Some("version = 1\npreset = \"standard\"\n")
+        );
+        // One that is too long for a record is named by its digest alone, and one that is read again is the same.
+        let long = format!(
+            "version = 1\npreset = \"strict\"\n#{}",
+            "x".repeat(POLICY_TEXT_MAX_BYTES)
+        );
+        let change = Policy::parse(&long).expect("valid").change([].iter());
+        let json = serde_json::to_string(&change).expect("json");
+        assert!(!json.contains("text"), "{} bytes", json.len());
+        let json = serde_json::to_string(&ledger[0]).expect("json");
+        let again: Record = serde_json::from_str(&json).expect("a record");
+        assert_eq!(again, ledger[0]);
     }
 
     #[test]

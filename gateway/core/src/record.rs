@@ -28,6 +28,23 @@ pub enum Record {
     Certificate(Certificate),
     /// The counter of the appliance's TPM moves on: everything up to here is there for good.
     Anchor(Anchor),
+    /// Another appraisal policy than before is in force from here on.
+    Policy(PolicyInForce),
+}
+
+/// Longest policy whose text is kept with its digest, in bytes: far above what a person writes, and far
+/// below what a record may have.
+pub const POLICY_TEXT_MAX_BYTES: usize = 64 * 1024;
+
+/// The policy that verdicts name by its digest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyInForce {
+    /// SHA-256 of its text, hex.
+    pub sha256: String,
+    /// The text; none above [`POLICY_TEXT_MAX_BYTES`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
 }
 
 /// A value of the counter.

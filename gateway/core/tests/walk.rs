@@ -87,6 +87,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::RefusalSummary(_) => "refusals",
             Record::Certificate(_) => "certificate",
             Record::Anchor(_) => "anchor",
+            Record::Policy(_) => "policy",
         })
         .collect();
     assert_eq!(kinds, ["claim", "operator", "verdict", "certificate"]);

@@ -88,7 +88,8 @@ impl Evidence {
             Record::Genesis(_)
             | Record::RefusalSummary(_)
             | Record::Certificate(_)
-            | Record::Anchor(_) => return,
+            | Record::Anchor(_)
+            | Record::Policy(_) => return,
         };
         let last = Last {
             seq: entry.seq,

@@ -286,7 +286,10 @@ impl Registry {
                     },
                 );
             }
-            Record::Genesis(_) | Record::RefusalSummary(_) | Record::Anchor(_) => {}
+            Record::Genesis(_)
+            | Record::RefusalSummary(_)
+            | Record::Anchor(_)
+            | Record::Policy(_) => {}
         }
     }
 
