@@ -40,6 +40,12 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 pub struct Options {
     /// `strict`, `standard` or `observe`.
     pub preset: &'static str,
+    /// A policy file in place of the preset alone.
+    pub policy: Option<String>,
+    /// `log.filter`.
+    pub log_filter: &'static str,
+    /// The daemon sees a battery-backed clock, whether this machine has one or not.
+    pub rtc: bool,
     /// `none` or `pcr`.
     pub devid_auth: &'static str,
     /// `any`, `ecc-p256` or `rsa-2048`.
@@ -68,6 +74,9 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             preset: "standard",
+            policy: None,
+            log_filter: "info",
+            rtc: false,
             devid_auth: "none",
             devid_kind: "any",
             version: 1,
@@ -170,6 +179,9 @@ impl Site {
         let keys = site_keys()?;
         fs::copy(keys.image_public_key(), dir.join("image-key.pem"))?;
         self.declare("version = 1\n")?;
+        if let Some(text) = &self.options.policy {
+            self.write_policy(text)?;
+        }
         fs::write(self.config(), config_text(dir, &self.options))?;
         Ok(())
     }
@@ -180,6 +192,14 @@ impl Site {
     /// The file cannot be written.
     pub fn declare(&self, text: &str) -> Result<()> {
         Ok(fs::write(self.run.dir().join("inventory.toml"), text)?)
+    }
+
+    /// Writes the policy file; the daemon reads it at its next start, if the site was made with one.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_policy(&self, text: &str) -> Result<()> {
+        Ok(fs::write(self.run.dir().join("policy.toml"), text)?)
     }
 
     /// Pid of the running daemon.
@@ -346,9 +366,29 @@ impl Site {
         if self.daemon.as_mut().is_some_and(|d| d.ended().is_none()) {
             bail!("the daemon runs already");
         }
-        let mut command = self.local(&["serve"]);
+        let mut command = match self.options.rtc {
+            true => self.with_rtc(self.local(&["serve"]))?,
+            false => self.local(&["serve"]),
+        };
         self.daemon = Some(self.run.spawn("vestibule", &mut command)?);
         Ok(())
+    }
+
+    /// The same in a mount namespace whose /sys/class has a clock that has set the time: `ip netns exec` makes
+    /// the namespace, so nobody else sees it.
+    fn with_rtc(&self, command: Command) -> Result<Command> {
+        let classes = self.run.dir().join("classes");
+        fs::create_dir_all(classes.join("rtc/rtc9"))?;
+        fs::write(classes.join("rtc/rtc9/hctosys"), "1\n")?;
+        let script =
+            "mount -t overlay overlay -o \"lowerdir=$0:/sys/class\" /sys/class && exec \"$@\"";
+        // `ip netns exec NAME program args..`
+        let words: Vec<_> = command.get_args().collect();
+        let (netns, program) = words.split_at(3);
+        let mut wrapped = Command::new(command.get_program());
+        wrapped.args(netns).args(["sh", "-c", script]);
+        wrapped.arg(classes).args(program);
+        Ok(wrapped)
     }
 
     /// `kill -9`.
@@ -496,13 +536,13 @@ image_key = "{dir}/image-key.pem"
 file = "{dir}/inventory.toml"
 ek_roots_dir = "{dir}/ek-roots"
 [policy]
-preset = "{preset}"
+{policy}
 [devid]
 kind = "{kind}"
 auth = "{auth}"
 [log]
 format = "json"
-filter = "info"
+filter = "{filter}"
 "#,
         prefix = options.prefix,
         lease_secs = options.lease_secs,
@@ -514,7 +554,11 @@ filter = "info"
         mode = options.dhcp_mode,
         probe = options.conflict_probe_ms,
         rogue = options.rogue_probe_secs,
-        preset = options.preset,
+        policy = match options.policy {
+            Some(_) => format!("file = \"{dir}/policy.toml\""),
+            None => format!("preset = \"{}\"", options.preset),
+        },
+        filter = options.log_filter,
         kind = options.devid_kind,
         auth = options.devid_auth,
     )

@@ -175,7 +175,11 @@ impl Site {
         self.write_catalog(artefacts)
     }
 
-    fn write_catalog(&self, artefacts: Vec<Artefact>) -> Result<()> {
+    /// Writes a catalogue of these artefacts, signed by the site's key.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_catalog(&self, artefacts: Vec<Artefact>) -> Result<()> {
         let manifest = Manifest {
             version: CATALOG_VERSION,
             artefacts,

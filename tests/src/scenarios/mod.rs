@@ -13,6 +13,7 @@ pub mod kill;
 pub mod ldevid;
 pub mod lldp;
 pub mod local_disk;
+pub mod policy;
 pub mod refusals;
 pub mod rollback;
 pub mod slow;
@@ -187,6 +188,12 @@ pub const ALL: &[Scenario] = &[
         what: "a VM with a signed UKI below the floor is refused, and admitted when it is not",
         limit_secs: 420,
         run: firmware::floor,
+    },
+    Scenario {
+        name: "policy",
+        what: "one policy file for a VM's boots by PXE and by HTTP; a newer image, floors that overlap, the older refused",
+        limit_secs: 900,
+        run: policy::run,
     },
 ];
 

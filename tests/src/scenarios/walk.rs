@@ -1,14 +1,17 @@
 //! One real machine from DHCPDISCOVER to its LDevID, by PXE and by UEFI HTTP boot.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gateway_core::identity::MachineId;
 use gateway_core::record::{JournalRecord, Mark, Record};
+use serde_json::Value;
 
 use crate::admin::Desk;
 use crate::report::Report;
+use crate::run::output;
 use crate::sim::mac;
 use crate::site::{Firmware, NODE_TEMPLATES, Options, Site};
 use crate::switch::Speaker;
@@ -19,6 +22,7 @@ use crate::vm::{FirmwareBoot, Spec, Vm};
 /// Power-on to the attester's first evidence, under emulation and beside another job.
 const CLAIM_LIMIT: Duration = Duration::from_secs(240);
 const ADMIT_LIMIT: Duration = Duration::from_secs(90);
+const PREDICT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A VM on the site's segment with everything it hangs on.
 pub struct Bench {
@@ -166,6 +170,8 @@ pub fn demo(report: &Report, keep: bool) -> Result<()> {
 fn walk(report: &Report, name: &str, boot: FirmwareBoot, tell: bool) -> Result<Site> {
     let options = Options {
         ipv6: boot.is_ipv6(),
+        // The quoted registers stand in the daemon's log then.
+        log_filter: "info,gateway=debug",
         ..Options::default()
     };
     let site = Site::start(name, options)?;
@@ -215,6 +221,10 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
             Err(anyhow::anyhow!("not recorded: {missing:?}"))
         }
     });
+    report.check(
+        "PCR 4 and PCR 11 of the quote are those predicted for this way to boot",
+        predicted(site, boot, "attester"),
+    );
     report.check("one LDevID in the ledger", one_ldevid(site, &machine));
     report.check("the ledger verifies", site.verify_ledger().map(drop));
     if tell || !missing.is_empty() {
@@ -230,6 +240,53 @@ fn walk_on(report: &Report, site: &Site, boot: FirmwareBoot, tell: bool) -> Resu
     ));
     bench.vm.power_off();
     Ok(())
+}
+
+/// What `vestibule pcr predict` says of the image is what the last quote proved.
+///
+/// # Errors
+/// It is not, or there is no quote in the log.
+pub fn predicted(site: &Site, boot: FirmwareBoot, image: &str) -> Result<()> {
+    let way = match boot {
+        FirmwareBoot::Pxe | FirmwareBoot::Pxe6 => "pxe",
+        FirmwareBoot::Http | FirmwareBoot::Http6 => "http",
+    };
+    let mut command = Command::new(&site.desk.program);
+    command
+        .args([
+            "--json",
+            "pcr",
+            "predict",
+            image,
+            "--path",
+            way,
+            "--catalog",
+        ])
+        .arg(site.image_dir());
+    let told: Value = serde_json::from_str(&output(&mut command, PREDICT_LIMIT)?)?;
+    let quoted = quoted(site).context("no quote in the daemon's log")?;
+    for (pcr, value) in [("4", &told["paths"][0]["pcr4"]), ("11", &told["pcr11"])] {
+        let predicted = value.as_str().context("no value was predicted")?;
+        let found = quoted
+            .split(' ')
+            .find_map(|one| one.strip_prefix(pcr)?.strip_prefix('='));
+        ensure!(
+            found == Some(predicted),
+            "PCR {pcr} by {way}: predicted {predicted}, quoted {found:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The registers of the last quote in the daemon's log.
+fn quoted(site: &Site) -> Option<String> {
+    let log = site.log();
+    let mut lines = log.lines().rev();
+    lines.find_map(|line| {
+        let event: Value = serde_json::from_str(line).ok()?;
+        let is_quote = event["message"] == "quoted";
+        is_quote.then(|| event["pcrs"].as_str().map(str::to_owned))?
+    })
 }
 
 fn leased_ipv6(site: &Site) -> Result<()> {
