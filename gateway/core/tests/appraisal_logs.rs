@@ -480,6 +480,39 @@ fn bad_boots() -> Vec<(&'static str, Policy, Vec<Entry>)> {
                 Entry::measured(12, log::EV_IPL, &log::utf16("init=/bin/sh\0")),
             ),
         ),
+        (
+            "a command line that is not the listed one",
+            policy("command_lines = [\"quiet\"]"),
+            with(
+                20,
+                Entry::measured(12, log::EV_IPL, &log::utf16("init=/bin/sh\0")),
+            ),
+        ),
+        ("an empty dbx", policy("dbx_min_entries = 1"), honest()),
+        (
+            "a dbx without an entry",
+            policy(&format!("dbx_sha256 = [\"{}\"]", hex::encode([7; 32]))),
+            honest(),
+        ),
+        (
+            "a driver that nobody vouched for",
+            // The certificate that a liar shows, if anybody believed what no digest covers.
+            policy(&format!(
+                "option_roms = \"signed\"\nauthority_sha256 = [\"{site}\"]\ndriver_authority_sha256 = [\"{}\"]",
+                hex::encode(log::sha256(&[0x30, 2, 5, 0]))
+            )),
+            honest(),
+        ),
+        (
+            "an image of another class",
+            policy("images = [\"ipxe\"]"),
+            honest(),
+        ),
+        (
+            "an image below the policy's floor",
+            policy("[[boot.floor]]\nimage = \"attester\"\nversion = 2"),
+            honest(),
+        ),
     ]
 }
 

@@ -135,3 +135,43 @@ pub(super) fn rebuild_store(
     });
     Ok(Exit::Done)
 }
+
+#[cfg(test)]
+mod tests {
+    use boot::catalog::{Kind, Role};
+
+    use super::*;
+
+    #[test]
+    fn a_policy_may_name_only_images_of_the_catalogue() {
+        let attester = Artefact {
+            name: "attester".into(),
+            kind: Kind::Ipxe,
+            role: Role::Provision,
+            arch: "x86_64".into(),
+            version: 1,
+            file: "a.efi".into(),
+            sha256: String::new(),
+            size_bytes: 1,
+            pe_sha256: String::new(),
+            linux_pe_sha256: None,
+            pcr11: None,
+            cmdline: None,
+        };
+        let told = |more: &str| {
+            let text = format!("version = 1\npreset = \"standard\"\n{more}");
+            let policy = Policy::parse(&text).expect("valid");
+            unknown_images(&policy, std::slice::from_ref(&attester)).map(|failure| failure.text)
+        };
+        assert_eq!(told(""), None);
+        assert_eq!(told("[boot]\nimages = [\"attester\"]\n"), None);
+        let floor = "[[boot.floor]]\nimage = \"atester\"\nversion = 7\n";
+        assert_eq!(
+            told(floor).as_deref(),
+            Some("policy: expected names of images of the catalogue, found atester")
+        );
+        let of_class =
+            "[[class]]\nname = \"c\"\n[class.boot]\nimages = [\"talos\", \"attester\"]\n";
+        assert!(told(of_class).is_some_and(|text| text.ends_with("found talos")));
+    }
+}
