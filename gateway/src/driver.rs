@@ -290,6 +290,20 @@ impl Driver {
                 let done = self.gateway.command(now, &caller, command);
                 answers.push(Perform::answer(reply, done));
             }
+            Request::EkCaImport(caller, import, reply) => {
+                let time = crate::serve::time_trust(&self.clock.read());
+                let done = self.gateway.import_ek_cas(now, time, &caller, &import);
+                answers.push(Perform::answer(reply, done));
+            }
+            Request::EkCas(reply) => {
+                answers.push(Perform::answer(reply, self.gateway.ek_cas(now)));
+            }
+            Request::EkUnmatched(reply) => {
+                answers.push(Perform::answer(reply, self.gateway.ek_unmatched()));
+            }
+            Request::EkExport(all, reply) => {
+                answers.push(Perform::answer(reply, self.gateway.ek_export(all)));
+            }
             Request::Images(reply) => answers.push(Perform::answer(reply, self.gateway.images())),
             Request::Status(reply) => answers.push(Perform::answer(reply, self.gateway.status())),
             Request::Note(records, reply) => {

@@ -9,12 +9,15 @@ use bytes::Bytes;
 use gateway_core::identity::{MacAddr, MachineId};
 use gateway_core::reason::Reason;
 use gateway_core::record::Record;
-use gateway_core::view::{ImageView, LedgerView, MachineView, StatusView, TimelineEntry};
+use gateway_core::view::{
+    EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ImageView, LedgerView, MachineView,
+    StatusView, TimelineEntry,
+};
 use netstack::dhcp::Ingress;
 use netstack::dhcp6;
 use tokio::sync::{mpsc, oneshot};
 
-pub use gateway_core::admission::command::{Caller, Command, Role};
+pub use gateway_core::admission::command::{Caller, Command, EkCaImport, Role};
 pub use gateway_core::admission::effect::WireReply;
 pub use gateway_core::gateway::BootQuery;
 pub use gateway_core::identity::ConnId;
@@ -80,6 +83,18 @@ pub(crate) enum Request {
     Timeline(MachineId, oneshot::Sender<Option<Vec<TimelineEntry>>>),
     /// An administrator acts.
     Command(Caller, Command, oneshot::Sender<Result<(), Reason>>),
+    /// An owner imports CA certificates for EK chains.
+    EkCaImport(
+        Caller,
+        EkCaImport,
+        oneshot::Sender<Result<EkCaImported, Reason>>,
+    ),
+    /// The CAs of EK chains.
+    EkCas(oneshot::Sender<EkCaList>),
+    /// EK certificates whose issuer is unknown.
+    EkUnmatched(oneshot::Sender<EkUnmatchedList>),
+    /// Issuers of the EK certificates of admitted machines; `true`: every known CA.
+    EkExport(bool, oneshot::Sender<EkCaExport>),
     /// The catalogue.
     Images(oneshot::Sender<Vec<ImageView>>),
     /// The appliance.
@@ -183,6 +198,30 @@ impl Handle {
         command: Command,
     ) -> Result<Result<(), Reason>, Busy> {
         self.ask(|tx| Request::Command(caller, command, tx)).await
+    }
+
+    /// Imports CA certificates for EK chains; answered when those that were taken are on disk.
+    pub async fn import_ek_cas(
+        &self,
+        caller: Caller,
+        import: EkCaImport,
+    ) -> Result<Result<EkCaImported, Reason>, Busy> {
+        self.ask(|tx| Request::EkCaImport(caller, import, tx)).await
+    }
+
+    /// The CAs that EK chains are built with.
+    pub async fn ek_cas(&self) -> Result<EkCaList, Busy> {
+        self.ask(Request::EkCas).await
+    }
+
+    /// EK certificates whose issuer is unknown.
+    pub async fn ek_unmatched(&self) -> Result<EkUnmatchedList, Busy> {
+        self.ask(Request::EkUnmatched).await
+    }
+
+    /// Issuers of the EK certificates of admitted machines; with `all` every known CA.
+    pub async fn ek_export(&self, all: bool) -> Result<EkCaExport, Busy> {
+        self.ask(|tx| Request::EkExport(all, tx)).await
     }
 
     /// The catalogue with floors.

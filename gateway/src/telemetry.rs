@@ -213,6 +213,17 @@ pub fn recorded(seq: u64, record: &Record) {
             seq,
             "certificate"
         ),
+        Record::EkCertificates(record) => tracing::info!(
+            machine_id = record.machine.0,
+            assurance = record.assurance,
+            without_chain = record
+                .certs
+                .iter()
+                .filter(|cert| cert.path.is_empty())
+                .count(),
+            seq,
+            "ek certificates"
+        ),
         Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
         Record::Policy(policy) => tracing::info!(sha256 = policy.sha256, seq, "policy"),
         // Acts are logged by the admin endpoint with the role; refusals by `decided`.

@@ -118,7 +118,7 @@ fn ek_roots_are_listed_without_a_daemon() {
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let cert = &value["certificates"][0];
     assert_eq!(cert["subject"], "CN=Vendor\\, Root");
-    assert_eq!(cert["expired"], true);
+    assert_eq!(cert["expiry"], "expired");
     assert_eq!(cert["sha256"].as_str().map(str::len), Some(64));
     let file = cert["file"].as_str().unwrap_or_default();
     assert!(file.ends_with("roots/vendor.pem"), "{cert}");

@@ -68,6 +68,8 @@ pub struct Options {
     pub conflict_probe_ms: u16,
     /// `provisioning.rogue_probe_secs`.
     pub rogue_probe_secs: u32,
+    /// Whether the folder of EK roots has the CA of the machines' TPMs.
+    pub ek_roots: bool,
 }
 
 impl Default for Options {
@@ -88,6 +90,7 @@ impl Default for Options {
             dhcp_mode: "server",
             conflict_probe_ms: 40,
             rogue_probe_secs: 600,
+            ek_roots: true,
         }
     }
 }
@@ -173,9 +176,11 @@ impl Site {
         for folder in ["state", "images", "desk", "ca", "ek-roots"] {
             fs::create_dir_all(dir.join(folder))?;
         }
-        let authority = swtpm::ek_authority()?;
-        fs::copy(&authority.root, dir.join("ek-roots/root.pem"))?;
-        fs::copy(&authority.issuer, dir.join("ek-roots/issuer.pem"))?;
+        if self.options.ek_roots {
+            let authority = swtpm::ek_authority()?;
+            fs::copy(&authority.root, dir.join("ek-roots/root.pem"))?;
+            fs::copy(&authority.issuer, dir.join("ek-roots/issuer.pem"))?;
+        }
         let keys = site_keys()?;
         fs::copy(keys.image_public_key(), dir.join("image-key.pem"))?;
         self.declare("version = 1\n")?;

@@ -71,9 +71,11 @@ fn urgent(record: &Record) -> bool {
     match record {
         Record::Genesis(_) | Record::Operator(_) | Record::Policy(_) => true,
         Record::Certificate(certificate) => certificate.machine.is_none(),
-        Record::Claim(_) | Record::Verdict(_) | Record::RefusalSummary(_) | Record::Anchor(_) => {
-            false
-        }
+        Record::Claim(_)
+        | Record::Verdict(_)
+        | Record::EkCertificates(_)
+        | Record::RefusalSummary(_)
+        | Record::Anchor(_) => false,
     }
 }
 

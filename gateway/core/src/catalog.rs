@@ -52,6 +52,8 @@ pub fn apply(catalog: &mut [CatalogEntry], act: &Act) {
         | Act::Uncordon { .. }
         | Act::MarkInstalled { .. }
         | Act::Withdraw { .. }
-        | Act::Retire { .. } => {}
+        | Act::Retire { .. }
+        | Act::EkCaImport { .. }
+        | Act::EkCaRemove { .. } => {}
     }
 }

@@ -13,8 +13,9 @@ use boot::plan::Standing;
 use netstack::{dhcp, dhcp6};
 use zeroize::Zeroizing;
 
-use crate::admission::command::{Caller, Command};
+use crate::admission::command::{Caller, Command, EkCaImport};
 use crate::admission::effect::{Effect, IssuedDevId, Rules, WorkDone};
+use crate::admission::ek_store;
 use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
 use crate::admission::registry::{Machine, Registry};
@@ -28,7 +29,10 @@ use crate::limits;
 use crate::outbox::Outbox;
 use crate::reason::Reason;
 use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
-use crate::view::{DhcpView, ForeignServerView, ImageView, MachineView, StatusView, TimelineEntry};
+use crate::view::{
+    DhcpView, EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ForeignServerView, ImageView,
+    MachineView, StatusView, TimelineEntry,
+};
 use crate::walk::Step;
 
 /// What the gateway starts with.
@@ -185,14 +189,17 @@ impl Gateway {
         registry.declare(&inventory, ledger.iter().map(|(_, _, record)| record), now);
         let mut next_seq = 1;
         let mut catalog = rules.catalog.as_ref().clone();
+        let mut ek_roots = rules.ek_roots.as_ref().clone();
         for (seq, at, record) in &ledger {
             registry.apply(*seq, *at, record);
             if let Record::Operator(act) = record {
                 crate::catalog::apply(&mut catalog, &act.act);
+                ek_store::apply(&mut ek_roots, *seq, *at, act);
             }
             next_seq = seq + 1;
         }
         rules.catalog = std::sync::Arc::new(catalog);
+        rules.ek_roots = std::sync::Arc::new(ek_roots);
         for mark in &marks {
             registry.mark(mark);
         }
@@ -609,6 +616,36 @@ impl Gateway {
         self.admission.command(now, caller, command, &mut self.out)
     }
 
+    /// An owner imports CA certificates for EK chains; `time` is how far the clock is trusted now.
+    ///
+    /// # Errors
+    /// `admin.role`, `malformed.command`; a certificate that is not taken is a result.
+    pub fn import_ek_cas(
+        &mut self,
+        now: UnixMillis,
+        time: TimeTrust,
+        caller: &Caller,
+        import: &EkCaImport,
+    ) -> Result<EkCaImported, Reason> {
+        self.admission
+            .import_ek_cas(now, time, caller, import, &mut self.out)
+    }
+
+    /// The CAs that EK chains are built with.
+    pub fn ek_cas(&self, now: UnixMillis) -> EkCaList {
+        self.admission.ek_cas(now)
+    }
+
+    /// EK certificates whose issuer is unknown.
+    pub fn ek_unmatched(&self) -> EkUnmatchedList {
+        self.admission.ek_unmatched()
+    }
+
+    /// The direct issuers of the EK certificates of admitted machines; with `all` every known CA.
+    pub fn ek_export(&self, all: bool) -> EkCaExport {
+        self.admission.ek_export(all)
+    }
+
     /// Writes a record that the shell decided on (genesis, the appliance's own certificates).
     pub fn note(&mut self, now: UnixMillis, record: Record) {
         self.out.record(now, record);
@@ -663,6 +700,7 @@ impl Gateway {
             refusals: self.admission.refusal_totals().clone(),
             policy_sha256: hex::encode(self.admission.rules().policy.sha256()),
             dhcp: self.dhcp_view(),
+            ek_unmatched: self.admission.registry().ek_unmatched().count() as u64,
         }
     }
 

@@ -70,3 +70,25 @@ pub const OPERATOR_TEXT_MAX_BYTES: usize = 128;
 /// Reasons that one row of the appraisal writes down: an event log has room for thousands of events
 /// that each fail, a ledger record has not.
 pub const REASONS_PER_ROW_MAX: usize = 8;
+
+/// Largest certificate of a CA that is imported, in bytes; a wire certificate has the same bound.
+pub const EK_CA_MAX_BYTES: usize = 8 * 1024;
+
+/// Imported CA certificates in total: all vendors together have below 500.
+pub const EK_CAS_MAX: usize = 1_024;
+
+/// CA certificates of one request: each costs the loop a signature or two.
+pub const EK_CAS_PER_IMPORT_MAX: usize = 16;
+
+/// EK certificates and what came with them, kept for one machine until their issuer is known, in
+/// bytes of DER. Intel's chain from NV has five certificates of below 1 KiB.
+pub const EK_KEPT_MAX_BYTES: usize = 12 * 1024;
+
+/// Machines whose EK certificates are kept that way. The oldest makes room and is counted.
+pub const EK_UNMATCHED_MAX: usize = 1_024;
+
+/// Machines judged again in one turn of the loop when a CA arrives.
+pub const EK_JUDGED_PER_TURN: usize = 2;
+
+/// Addresses of an issuer's certificate that are written down of one EK certificate.
+pub const EK_URLS_MAX: usize = 3;

@@ -26,6 +26,8 @@ pub enum Record {
     RefusalSummary(RefusalSummary),
     /// A certificate was issued.
     Certificate(Certificate),
+    /// What is known of a machine's EK certificates has changed.
+    EkCertificates(EkCertificates),
     /// The counter of the appliance's TPM moves on: everything up to here is there for good.
     Anchor(Anchor),
     /// Another appraisal policy than before is in force from here on.
@@ -186,6 +188,101 @@ pub enum Act {
         /// SHA-256 of the artefact, hex.
         sha256: String,
     },
+    /// A CA certificate was taken for EK chains.
+    EkCaImport {
+        /// SHA-256 of its DER, hex.
+        sha256: String,
+        /// Its subject.
+        subject: String,
+        /// `root`: a chain may end in it; `intermediate`: a chain may go through it.
+        role: String,
+        /// Where the owner has it from, in the owner's words.
+        source: String,
+        /// The certificate, DER in base64: a restart and an auditor need no other file.
+        der: String,
+    },
+    /// An imported CA certificate was taken out.
+    EkCaRemove {
+        /// SHA-256 of its DER, hex.
+        sha256: String,
+        /// Its subject.
+        subject: String,
+        /// Why, in the owner's words.
+        why: String,
+    },
+}
+
+/// The EK certificates of a machine that proved possession of its keys, and what their chains are.
+/// Written when that differs from what is on record, so not with every attestation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EkCertificates {
+    /// The machine or claim.
+    pub machine: MachineId,
+    /// What led to it.
+    pub cause: EkCause,
+    /// `vendor-chain` or `bare-ek`, after it.
+    pub assurance: String,
+    /// All that fit their EK, in the order they were shown.
+    pub certs: Vec<EkCertificate>,
+    /// Certificates that came with them and are in no other place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chain: Vec<CarriedCertificate>,
+    /// What is not known of the revocation of a chain that was found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<Reason>,
+}
+
+/// Why EK certificates were judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EkCause {
+    /// The machine attested.
+    Attestation,
+    /// A CA arrived, by import or at a start.
+    CaArrived,
+}
+
+/// One EK certificate. What singles out a TPM has keys that begin with `ek_cert_`: an export of the
+/// ledger hides their values, as it hides TPM Names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EkCertificate {
+    /// Whose it is.
+    pub ek_name: EkName,
+    /// Whether possession of that EK was proven; the others of the same TPM were only shown.
+    pub proven: bool,
+    /// SHA-256 of its DER, hex.
+    pub ek_cert_sha256: String,
+    /// Its serial number, hex.
+    pub ek_cert_serial: String,
+    /// SHA-256 of the CA certificates above it, direct issuer first, anchor last; empty without a
+    /// chain.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<String>,
+    /// Its issuer; without a chain the issuer that is missing.
+    pub issuer: String,
+    /// Key identifier of that issuer, hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issuer_key: Option<String>,
+    /// Where the certificate of that issuer is said to be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ca_issuers: Vec<String>,
+    /// Why there is no chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// The certificate, DER in base64, while it has no chain. Absent when it is on record already,
+    /// or too large to be kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ek_cert_der: Option<String>,
+}
+
+/// A CA certificate that a machine brought.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CarriedCertificate {
+    /// DER in base64. Some vendors make a CA for each die, so it is hidden like the EK's own.
+    pub ek_cert_der: String,
 }
 
 /// A whole appraisal.

@@ -31,6 +31,9 @@ pub struct MachineView {
     pub boot: String,
     /// `vendor-chain` or `bare-ek`.
     pub assurance: Option<String>,
+    /// The EK certificates it has shown.
+    #[serde(default)]
+    pub ek_certificates: Vec<EkCertificateView>,
     /// Last verdict's reasons, enforced or reported.
     pub reasons: Vec<Reason>,
     /// End of the last LDevID.
@@ -39,6 +42,22 @@ pub struct MachineView {
     pub last_seq: Option<u64>,
     /// For a pending machine: what an owner compares, hex.
     pub report_sha256: Option<String>,
+}
+
+/// One EK certificate of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCertificateView {
+    /// SHA-256 of its DER, hex.
+    pub sha256: String,
+    /// Its issuer; without a chain the issuer that is missing.
+    pub issuer: String,
+    /// Whether its chain ends in a trusted CA.
+    pub chain: bool,
+    /// Whether possession of its EK was proven.
+    pub proven: bool,
+    /// Without a chain: whether it is judged again as soon as the CA arrives; else at its next
+    /// attestation.
+    pub kept: bool,
 }
 
 /// One line of a machine's timeline, from the lease journal or the ledger.
@@ -102,6 +121,9 @@ pub struct StatusView {
     /// The DHCP server.
     #[serde(default)]
     pub dhcp: DhcpView,
+    /// Machines with an EK certificate whose issuer is unknown.
+    #[serde(default)]
+    pub ek_unmatched: u64,
 }
 
 /// The DHCP server in figures.
@@ -136,4 +158,183 @@ pub struct ForeignServerView {
     pub replies: u64,
     /// What is wrong about it, in server mode.
     pub reason: Option<Reason>,
+}
+
+/// The CAs that EK certificates may chain to, and their revocation lists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCaList {
+    /// Roots first.
+    pub certificates: Vec<EkCaView>,
+    /// Of the folder of revocation lists.
+    pub crls: Vec<EkCrlView>,
+}
+
+/// One CA certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCaView {
+    /// SHA-256 of its DER, hex.
+    pub sha256: String,
+    /// Its subject.
+    pub subject: String,
+    /// Its issuer.
+    pub issuer: String,
+    /// End of its validity.
+    pub not_after: String,
+    /// The same against the clock.
+    pub expiry: Expiry,
+    /// `root` or `intermediate`.
+    pub role: String,
+    /// Whether a chain may end in it.
+    pub anchor: bool,
+    /// The file it was read from, when it was not imported.
+    pub file: Option<String>,
+    /// Who imported it, when, where it is said to be from.
+    pub imported: Option<String>,
+    /// What the owner should know of it.
+    pub notes: Vec<String>,
+}
+
+/// A validity against the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expiry {
+    /// For more than 90 days.
+    Valid,
+    /// For at most 90 days more.
+    Soon,
+    /// Over.
+    Expired,
+}
+
+/// One revocation list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCrlView {
+    /// Its issuer.
+    pub issuer: String,
+    /// When it was made.
+    pub this_update: String,
+    /// When the next one is due.
+    pub next_update: Option<String>,
+    /// Whether that is over.
+    pub stale: bool,
+    /// How many certificates it names.
+    pub revoked: usize,
+    /// Whether a root of the list above signed it.
+    pub signer_loaded: bool,
+    /// The file.
+    pub file: String,
+}
+
+/// What came of an import.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCaImported {
+    /// One for each certificate, in their order.
+    pub results: Vec<EkCaResult>,
+    /// Machines whose EK certificates are judged again now.
+    pub judged_again: usize,
+}
+
+/// What came of one certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCaResult {
+    /// SHA-256 of its DER, hex.
+    pub sha256: String,
+    /// Its subject, if it could be read.
+    pub subject: String,
+    /// What was done.
+    pub outcome: EkCaOutcome,
+    /// `root` or `intermediate`, when it is in the store now.
+    pub role: Option<String>,
+    /// What the owner should know of it.
+    pub notes: Vec<String>,
+    /// Why it was refused.
+    pub reason: Option<Reason>,
+}
+
+/// Taken or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EkCaOutcome {
+    /// It is in the ledger.
+    Imported,
+    /// It was there already; nothing was done.
+    Known,
+    /// It was not taken.
+    Refused,
+}
+
+/// EK certificates whose issuer is unknown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkUnmatchedList {
+    /// By issuer.
+    pub unmatched: Vec<EkUnmatched>,
+    /// Machines that lost their place in the list to newer ones.
+    pub dropped: u64,
+}
+
+/// An issuer that is missing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkUnmatched {
+    /// Its name, as the certificates below it say.
+    pub issuer: String,
+    /// Its key identifier, hex.
+    pub issuer_key: Option<String>,
+    /// Where its certificate is said to be: to be fetched elsewhere.
+    pub ca_issuers: Vec<String>,
+    /// Who waits for it.
+    pub machines: Vec<EkUnmatchedMachine>,
+}
+
+/// A machine whose EK certificate has no chain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkUnmatchedMachine {
+    /// The machine or claim.
+    pub machine: MachineId,
+    /// Its state.
+    pub state: String,
+    /// Whose certificate it is.
+    pub ek_name: EkName,
+    /// Whether possession of that EK was proven.
+    pub proven: bool,
+    /// Serial number of the certificate, hex.
+    pub serial: String,
+    /// Since when.
+    pub since: UnixMillis,
+    /// Whether it is judged again as soon as the CA arrives; else at its next attestation.
+    pub kept: bool,
+    /// Why there is no chain.
+    pub reason: Option<Reason>,
+}
+
+/// What a verifier of EK certificates, such as SPIRE's `tpm_devid`, is to trust.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkCaExport {
+    /// In order of their SHA-256.
+    pub certificates: Vec<EkExportedCa>,
+    /// Admitted machines that none of them is for.
+    pub without: Vec<WithoutIssuer>,
+}
+
+/// One certificate of an export.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkExportedCa {
+    /// SHA-256 of its DER, hex.
+    pub sha256: String,
+    /// Its subject.
+    pub subject: String,
+    /// DER in base64.
+    pub der: String,
+    /// What is odd about its encoding, by the ids of the quirks: a strict reader may refuse it.
+    pub quirks: Vec<String>,
+    /// Admitted machines whose EK certificate it signed.
+    pub machines: Vec<MachineId>,
+}
+
+/// An admitted machine whose EK certificate no exported CA signed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WithoutIssuer {
+    /// The machine.
+    pub machine: MachineId,
+    /// Why.
+    pub why: String,
 }

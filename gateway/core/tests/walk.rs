@@ -86,6 +86,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::Verdict(_) => "verdict",
             Record::RefusalSummary(_) => "refusals",
             Record::Certificate(_) => "certificate",
+            Record::EkCertificates(_) => "ek certificates",
             Record::Anchor(_) => "anchor",
             Record::Policy(_) => "policy",
         })

@@ -51,6 +51,11 @@ pub(crate) enum Operation {
     Retire,
     ImageFloor,
     ImageWithdraw,
+    EkCas,
+    EkUnmatched,
+    EkExport,
+    EkCaImport,
+    EkCaRemove,
 }
 
 /// One row of the API.
@@ -75,7 +80,7 @@ const fn row(method: Method, path: &'static str, role: Role, operation: Operatio
 }
 
 /// The whole API.
-pub(crate) static ROUTES: [Route; 19] = {
+pub(crate) static ROUTES: [Route; 24] = {
     use Operation as Op;
     use Role::{Operator, Owner, Viewer};
     [
@@ -123,6 +128,11 @@ pub(crate) static ROUTES: [Route; 19] = {
             Owner,
             Op::ImageWithdraw,
         ),
+        row(Method::GET, "/v1/ek-ca", Viewer, Op::EkCas),
+        row(Method::GET, "/v1/ek-ca/unmatched", Viewer, Op::EkUnmatched),
+        row(Method::GET, "/v1/ek-ca/export", Viewer, Op::EkExport),
+        row(Method::POST, "/v1/ek-ca/import", Owner, Op::EkCaImport),
+        row(Method::POST, "/v1/ek-ca/{}/remove", Owner, Op::EkCaRemove),
     ]
 };
 

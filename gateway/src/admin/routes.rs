@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use gateway_core::identity::{MachineId, UnixMillis};
 use gateway_core::reason::Reason;
-use gateway_core::view::MachineView;
+use gateway_core::view::{EkCaImported, EkCaOutcome, EkCaResult, MachineView};
 use hw::clock::Clock;
 use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use serde::de::DeserializeOwned;
 
 use super::types::{
-    ApproveRequest, Done, FloorRequest, ImageList, LedgerPage, MachineList, NoFields, Timeline,
-    WithdrawRequest,
+    ApproveRequest, Done, EkCaImportRequest, FloorRequest, ImageList, LedgerPage, MachineList,
+    NoFields, Timeline, WithdrawRequest,
 };
 use super::{AdminService, Operation, page};
 use crate::handle::{Busy, Caller, Command};
@@ -22,6 +22,8 @@ use crate::telemetry;
 
 /// Largest request body, in bytes: an approval with every field is below 2 KiB.
 const BODY_MAX_BYTES: usize = 16 * 1024;
+/// Largest import: 16 certificates of 8 KiB in base64.
+const IMPORT_MAX_BYTES: usize = 192 * 1024;
 /// Time to receive it.
 const BODY_LIMIT: Duration = Duration::from_secs(10);
 /// Most ledger entries per page: bounds one answer to about a megabyte.
@@ -85,6 +87,28 @@ pub(super) async fn perform(
             let images = handle.images().await.map_err(busy)?;
             return Ok(http::json(StatusCode::OK, &ImageList { images }));
         }
+        Operation::EkCas => {
+            let list = handle.ek_cas().await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &list));
+        }
+        Operation::EkUnmatched => {
+            let list = handle.ek_unmatched().await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &list));
+        }
+        Operation::EkExport => {
+            let all = match http::query_value(request.uri().query(), "all").as_deref() {
+                None | Some("false") => false,
+                Some("true") => true,
+                Some(other) => return Err(bad_field("all: true or false", other)),
+            };
+            let export = handle.ek_export(all).await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &export));
+        }
+        Operation::EkCaImport => return import(service, caller, request).await,
+        Operation::EkCaRemove => {
+            let why = read::<WithdrawRequest>(request).await?.why;
+            Command::EkCaRemove(subject, why)
+        }
         Operation::Approve => read::<ApproveRequest>(request)
             .await?
             .into_command(machine)
@@ -133,6 +157,43 @@ async fn act(
     }
 }
 
+/// CA certificates for EK chains. What became of each is in the answer; only a request that is wrong
+/// as a whole is refused.
+async fn import(
+    service: &AdminService,
+    caller: &Caller,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let import = read_up_to::<EkCaImportRequest>(request, IMPORT_MAX_BYTES).await?;
+    let import = import.into_import().map_err(bad_request)?;
+    let outcome = service
+        .handle
+        .import_ek_cas(caller.clone(), import)
+        .await
+        .map_err(busy)?;
+    let taken = |done: &EkCaImported| {
+        let of = |result: &&EkCaResult| result.outcome == EkCaOutcome::Imported;
+        done.results.iter().filter(of).count()
+    };
+    let taken = outcome.as_ref().map_or(0, taken);
+    let done = if outcome.is_ok() { "done" } else { "refused" };
+    service
+        .metrics
+        .count(ADMIN_ACTS, format!("ek_ca_import/{done}"));
+    tracing::info!(
+        by = %telemetry::redact(&caller.cn),
+        role = caller.role.as_str(),
+        act = "ek_ca_import",
+        certificates = taken,
+        outcome = done,
+        "administrator"
+    );
+    match outcome {
+        Ok(imported) => Ok(http::json(StatusCode::OK, &imported)),
+        Err(reason) => Err(Refusal::new(status_of(&reason), reason)),
+    }
+}
+
 /// Name and subject of an act, for log and counters.
 fn describe(command: &Command) -> (&'static str, String) {
     match command {
@@ -144,6 +205,7 @@ fn describe(command: &Command) -> (&'static str, String) {
         Command::Retire(machine) => ("retire", machine.0.clone()),
         Command::ImageFloor(name, _) => ("image_floor", name.clone()),
         Command::ImageWithdraw(sha256) => ("image_withdraw", sha256.clone()),
+        Command::EkCaRemove(sha256, _) => ("ek_ca_remove", sha256.clone()),
     }
 }
 
@@ -160,15 +222,9 @@ fn status_of(reason: &Reason) -> StatusCode {
 async fn ledger(service: &AdminService, query: Option<&str>) -> Result<Response<Body>, Refusal> {
     let number = |key: &str, default: u64| match http::query_value(query, key) {
         None => Ok(default),
-        Some(text) => text.parse::<u64>().map_err(|_| {
-            bad_request(Reason::new(
-                "malformed.field",
-                format!("{key}: a number"),
-                format!("{:?}", telemetry::redact(&text)),
-                "docs/admin-api.md",
-                "correct the request",
-            ))
-        }),
+        Some(text) => text
+            .parse::<u64>()
+            .map_err(|_| bad_field(&format!("{key}: a number"), &text)),
     };
     let from = number("from", 0)?;
     let max = usize::try_from(number("max", LEDGER_PAGE as u64)?)
@@ -188,7 +244,14 @@ async fn machine_view(service: &AdminService, id: &MachineId) -> Result<MachineV
 }
 
 async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Refusal> {
-    let body = http::read_body(request, BODY_MAX_BYTES, BODY_LIMIT).await?;
+    read_up_to(request, BODY_MAX_BYTES).await
+}
+
+async fn read_up_to<T: DeserializeOwned>(
+    request: Request<Incoming>,
+    max: usize,
+) -> Result<T, Refusal> {
+    let body = http::read_body(request, max, BODY_LIMIT).await?;
     serde_json::from_slice(&body).map_err(|error| {
         bad_request(Reason::new(
             "malformed.json",
@@ -211,6 +274,16 @@ async fn bare(request: Request<Incoming>, command: Command) -> Result<Command, R
 
 fn html(text: String) -> Response<Body> {
     http::response(StatusCode::OK, "text/html; charset=utf-8", text)
+}
+
+fn bad_field(expected: &str, found: &str) -> Refusal {
+    bad_request(Reason::new(
+        "malformed.field",
+        expected.to_owned(),
+        format!("{:?}", telemetry::redact(found)),
+        "docs/admin-api.md",
+        "correct the request",
+    ))
 }
 
 fn bad_request(reason: Reason) -> Refusal {

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use gateway_core::identity::MachineId;
 use gateway_core::identity::{EkName, MacAddr, UnixMillis};
-use gateway_core::view::{MachineView, StatusView, TimelineEntry};
+use gateway_core::view::{
+    EkCaExport, EkCaImported, EkCaOutcome, EkCaResult, EkUnmatchedList, MachineView, StatusView,
+    TimelineEntry, WithoutIssuer,
+};
 
 use super::*;
 use crate::handle::{Command, Request as Asked};
@@ -41,6 +44,7 @@ fn view(id: &str, state: &str) -> MachineView {
         macs: vec![MacAddr([0x52, 0x54, 0, 0, 0, 1])],
         boot: "provision".to_owned(),
         assurance: Some("bare-ek".to_owned()),
+        ek_certificates: Vec::new(),
         reasons: Vec::new(),
         ldevid_not_after: None,
         last_seq: None,
@@ -56,6 +60,24 @@ fn refusal() -> Reason {
         "TPM 2.0 Part 2",
         "boot again",
     )
+}
+
+/// As the core does it, with an empty store.
+fn judged(der: &[u8]) -> EkCaResult {
+    use gateway_core::appraisal::{EkRoots, x509::Cert};
+    let cert = Cert::read(der).expect("a certificate");
+    let reason = EkRoots::default().judge_ca(&cert).err();
+    EkCaResult {
+        sha256: "ab".repeat(32),
+        subject: cert.subject_text(),
+        outcome: match &reason {
+            None => EkCaOutcome::Imported,
+            Some(_) => EkCaOutcome::Refused,
+        },
+        role: None,
+        notes: Vec::new(),
+        reason,
+    }
 }
 
 fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
@@ -89,6 +111,35 @@ fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
                 _ => Ok(()),
             });
         }
+        Asked::EkCaImport(caller, import, tx) => {
+            let text = format!("{} imports from {}", caller.cn, import.source);
+            acts.lock().expect("lock").push(text);
+            let results = import.certificates.iter().map(|der| judged(der));
+            let _ = tx.send(Ok(EkCaImported {
+                results: results.collect(),
+                judged_again: 1,
+            }));
+        }
+        Asked::EkCas(tx) => {
+            let roots = gateway_core::appraisal::EkRoots::default();
+            let now = UnixMillis(1_796_040_000_000);
+            let _ = tx.send(gateway_core::admission::ek_store::list(&roots, now));
+        }
+        Asked::EkUnmatched(tx) => {
+            let _ = tx.send(EkUnmatchedList {
+                unmatched: Vec::new(),
+                dropped: 3,
+            });
+        }
+        Asked::EkExport(all, tx) => {
+            let _ = tx.send(EkCaExport {
+                certificates: Vec::new(),
+                without: vec![WithoutIssuer {
+                    machine: MachineId("node-1".to_owned()),
+                    why: format!("all {all}"),
+                }],
+            });
+        }
         Asked::Images(tx) => {
             let _ = tx.send(Vec::new());
         }
@@ -106,6 +157,7 @@ fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
                 refusals: BTreeMap::new(),
                 policy_sha256: String::new(),
                 dhcp: gateway_core::view::DhcpView::default(),
+                ek_unmatched: 0,
             });
         }
         _ => panic!("the admin endpoint asks nothing else"),
@@ -204,11 +256,14 @@ impl Site {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_role_matrix() {
     let site = site().await;
+    let der = gateway_core::appraisal::ek_record::encode_der(&TestCa::new("EK CA").der);
+    let import = format!("{{\"source\":\"a stick\",\"certificates\":[\"{der}\"]}}");
     for route in &ROUTES {
         let path = route.path.replace("{}", "node-1");
         let body: &[&str] = match route.operation {
             Operation::Approve => &["-d", "{\"report_sha256\":\"ab\",\"compared\":\"console\"}"],
-            Operation::Withdraw => &["-d", "{\"why\":\"stolen\"}"],
+            Operation::Withdraw | Operation::EkCaRemove => &["-d", "{\"why\":\"stolen\"}"],
+            Operation::EkCaImport => &["-d", &import],
             Operation::ImageFloor => &["-d", "{\"floor\":3}"],
             _ => &[],
         };
@@ -238,6 +293,10 @@ async fn the_role_matrix() {
         "{acts:?}"
     );
     assert_eq!(site.metrics.get(ADMIN_ACTS, "retire/done"), 1);
+    assert_eq!(site.metrics.get(ADMIN_ACTS, "ek_ca_import/done"), 1);
+    assert_eq!(site.metrics.get(ADMIN_ACTS, "ek_ca_remove/done"), 1);
+    let import = "owner-1 imports from a stick".to_owned();
+    assert!(acts.contains(&import), "{acts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -260,7 +319,8 @@ async fn rejects_certificates_that_name_no_role_or_another_ca() {
 async fn rejects_malformed_requests_with_all_five_parts() {
     let site = site().await;
     let approve = "/v1/claims/m-2/approve";
-    let rows: [(&str, &str, &[&str], u16, &str); 13] = [
+    let import = "/v1/ek-ca/import";
+    let rows: [(&str, &str, &[&str], u16, &str); 17] = [
         ("GET", "/v2/status", &[], 404, "malformed.path"),
         ("GET", "/v1/machines/", &[], 404, "malformed.path"),
         ("DELETE", "/v1/machines", &[], 405, "malformed.method"),
@@ -312,6 +372,22 @@ async fn rejects_malformed_requests_with_all_five_parts() {
             "malformed.content_type",
         ),
         ("GET", "/v1/ledger?from=x", &[], 400, "malformed.field"),
+        ("GET", "/v1/ek-ca/export?all=x", &[], 400, "malformed.field"),
+        ("GET", import, &[], 405, "malformed.method"),
+        (
+            "POST",
+            import,
+            &["-d", "{\"source\":\"x\",\"certificates\":[\"?\"]}"],
+            400,
+            "malformed.field",
+        ),
+        (
+            "POST",
+            import,
+            &["-d", "{\"source\":\" \",\"certificates\":[\"MAA=\"]}"],
+            400,
+            "malformed.field",
+        ),
         (
             "GET",
             "/v1/machines/nobody/timeline",
@@ -334,6 +410,15 @@ async fn rejects_malformed_requests_with_all_five_parts() {
     let big = "x".repeat(20_000);
     let (status, _) = site.ask("owner", "POST", approve, &["-d", &big]).await;
     assert_eq!(status, 413);
+    // Ten megabytes of certificates are not even read.
+    let file = file(site.dir.path(), "big");
+    std::fs::write(&file, vec![b'x'; 10 << 20]).expect("written");
+    let body = format!("@{file}");
+    let (status, text) = site
+        .ask("owner", "POST", import, &["--data-binary", &body])
+        .await;
+    assert!(status == 413 || status == 0, "{status} {text}");
+    assert!(site.acts.lock().expect("lock").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -456,6 +541,8 @@ async fn the_command_line_and_its_exit_codes() {
         &["machine", "show", "node-1"],
         &["image", "list"],
         &["ledger", "show"],
+        &["ek-ca", "list"],
+        &["ek-ca", "unmatched"],
         &approve,
         &["machine", "cordon", "node-1"],
         &["machine", "withdraw", "node-1", "--why", "stolen"],
@@ -478,4 +565,50 @@ async fn the_command_line_and_its_exit_codes() {
     assert_eq!(exit, Exit::Refused);
     let (exit, text) = cli(&site, "stranger", &["status"]).await;
     assert_eq!(exit, Exit::Network, "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ek_cas_from_the_command_line() {
+    use crate::cli::Exit;
+    let site = site().await;
+    let dir = site.dir.path().to_owned();
+    let at = |name: &str| file(&dir, name);
+    let (ca, other) = (TestCa::new("EK CA"), TestCa::new("EK CA 2"));
+    let leaf = ca.client("leaf", None);
+    std::fs::write(at("cas.pem"), format!("# two\n{}{}", ca.pem, other.pem)).expect("written");
+    std::fs::write(at("ca.der"), &ca.der).expect("written");
+    std::fs::write(at("leaf.pem"), &leaf.cert_pem).expect("written");
+    std::fs::write(at("text"), "nothing").expect("written");
+    std::fs::write(at("big.pem"), vec![b'x'; 10 << 20]).expect("written");
+    let (cas, der) = (at("cas.pem"), at("ca.der"));
+    let take = ["ek-ca", "import", &cas, &der];
+    assert_eq!(
+        cli(&site, "owner", &take).await,
+        (Exit::Done, String::new())
+    );
+    let import = "owner-1 imports from file cas.pem, ca.der".to_owned();
+    assert_eq!(*site.acts.lock().expect("lock"), [import]);
+    let (exit, text) = cli(&site, "operator", &take).await;
+    assert_eq!(exit, Exit::Refused);
+    assert!(text.contains("role.insufficient"), "{text}");
+    // The appliance judges a leaf; what is no file of certificates never gets there.
+    let (exit, _) = cli(&site, "owner", &["ek-ca", "import", &at("leaf.pem")]).await;
+    assert_eq!(exit, Exit::Refused);
+    let asked = site.acts.lock().expect("lock").len();
+    for (name, code) in [("text", "ek_ca.encoding"), ("big.pem", "ek_ca.size")] {
+        let (exit, text) = cli(&site, "owner", &["ek-ca", "import", &at(name)]).await;
+        assert_eq!(exit, Exit::Refused);
+        assert!(text.contains(code) && text.contains(name), "{text}");
+    }
+    let (exit, text) = cli(&site, "owner", &["ek-ca", "import", &at("none")]).await;
+    assert_eq!(exit, Exit::Usage, "{text}");
+    assert_eq!(site.acts.lock().expect("lock").len(), asked);
+    let remove = ["ek-ca", "remove", &"ab".repeat(32), "--why", "lost key"];
+    assert_eq!(cli(&site, "owner", &remove).await.0, Exit::Done);
+    // An export replaces what was there.
+    let bundle = at("endorsement_ca.pem");
+    std::fs::write(&bundle, "old").expect("written");
+    let export = ["ek-ca", "export", &bundle, "--all"];
+    assert_eq!(cli(&site, "viewer", &export).await.0, Exit::Done);
+    assert_eq!(std::fs::read_to_string(&bundle).expect("read"), "");
 }

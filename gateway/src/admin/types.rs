@@ -1,12 +1,13 @@
 //! Bodies of the admin API and their conversions. Unknown fields are refused; docs/admin-api.md
 //! shows one example of each.
 
+use gateway_core::appraisal::ek_record::decode_der;
 use gateway_core::identity::MachineId;
 use gateway_core::reason::Reason;
 use gateway_core::view::{ImageView, LedgerView, MachineView, TimelineEntry};
 use serde::{Deserialize, Serialize};
 
-use crate::handle::Command;
+use crate::handle::{Command, EkCaImport};
 
 /// Longest text of an operator, in bytes.
 const TEXT_MAX_BYTES: usize = 256;
@@ -62,7 +63,7 @@ impl ApproveRequest {
     }
 }
 
-/// `POST /v1/machines/{id}/withdraw`
+/// `POST /v1/machines/{id}/withdraw` and `POST /v1/ek-ca/{sha256}/remove`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WithdrawRequest {
@@ -78,6 +79,36 @@ impl WithdrawRequest {
     pub fn into_command(self, machine: MachineId) -> Result<Command, Reason> {
         check_text("why", &self.why)?;
         Ok(Command::Withdraw(machine, self.why))
+    }
+}
+
+/// `POST /v1/ek-ca/import`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EkCaImportRequest {
+    /// Where the owner has them from; it stays in the ledger.
+    pub source: String,
+    /// One DER certificate each, in base64.
+    pub certificates: Vec<String>,
+}
+
+impl EkCaImportRequest {
+    /// What the core is asked.
+    ///
+    /// # Errors
+    /// A field that is not what it should be.
+    pub fn into_import(self) -> Result<EkCaImport, Reason> {
+        check_text("source", &self.source)?;
+        let certificates = self.certificates.iter().map(|text| {
+            decode_der(text).ok_or_else(|| {
+                let expected = "DER in base64".to_owned();
+                field("certificates", expected, text)
+            })
+        });
+        Ok(EkCaImport {
+            certificates: certificates.collect::<Result<_, _>>()?,
+            source: self.source,
+        })
     }
 }
 

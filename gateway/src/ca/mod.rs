@@ -31,6 +31,7 @@ use store::{KeyPair as StoredPair, Store, StoreError, StoreKey};
 use zeroize::Zeroizing;
 
 pub use leaf::{Leaf, LeafKind, ReceiptSigner};
+pub(crate) use x509::pem;
 
 use x509::{Authority, NewKey};
 

@@ -39,7 +39,7 @@ pub(super) fn random() -> Result<[u8; 20], CaError> {
 }
 
 /// PEM with lines of 64 characters (RFC 7468).
-pub(super) fn pem(label: &str, der: &[u8]) -> String {
+pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     use base64::Engine as _;
     let text = Zeroizing::new(base64::engine::general_purpose::STANDARD.encode(der));
     let mut out = format!("-----BEGIN {label}-----\n");

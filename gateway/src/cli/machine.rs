@@ -114,6 +114,10 @@ pub(super) fn status(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
         for (code, count) in &status.refusals {
             let _ = writeln!(text, "refusals        {count} {code}");
         }
+        if status.ek_unmatched > 0 {
+            let waiting = status.ek_unmatched;
+            let _ = writeln!(text, "EK unmatched    {waiting} machines (vestibule ek-ca unmatched)");
+        }
         for line in super::neighbours::lines(&neighbours) {
             let _ = writeln!(text, "neighbour       {line}");
         }
@@ -187,6 +191,15 @@ fn show(out: &Output, one: &OneMachine) -> Result<Exit, Failure> {
         for name in &view.ek_names {
             let _ = writeln!(text, "{:<10} {name}", "EK");
         }
+        for cert in &view.ek_certificates {
+            let standing = match (cert.chain, cert.kept) {
+                (true, _) => "has a chain",
+                (false, true) => "issuer unknown, judged again when it arrives",
+                (false, false) => "issuer unknown, judged again at the next attestation",
+            };
+            let issuer = plain(&cert.issuer);
+            let _ = writeln!(text, "{:<10} by {issuer}: {standing}", "EK cert");
+        }
         for mac in &view.macs {
             let _ = writeln!(text, "{:<10} {mac}", "MAC");
         }
@@ -233,7 +246,7 @@ fn path_of(one: &OneMachine, act: &str) -> Result<String, Failure> {
 }
 
 /// A name as one URL segment. Names that would need encoding are no names of ours.
-fn segment(name: &str) -> Result<&str, Failure> {
+pub(super) fn segment(name: &str) -> Result<&str, Failure> {
     let usable = !name.is_empty()
         && name
             .bytes()

@@ -361,8 +361,53 @@ pub enum ConfigCommand {
 /// `vestibule ek-ca`
 #[derive(Debug, Subcommand)]
 pub enum EkCaCommand {
-    /// What the configuration names: certificates with expiry and file, and revocation lists.
-    List(ConfigArg),
+    /// Certificates with where they came from and expiry, and revocation lists: of a running appliance,
+    /// or with --config the files that a configuration names.
+    List {
+        /// Only the files of this configuration; needs no daemon.
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
+    /// Take CA certificates for EK chains: PEM, DER, PKCS #7; each is judged first.
+    Import {
+        /// Files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Where you have them from; it stays in the ledger. Default: the names of the files.
+        #[arg(long)]
+        source: Option<String>,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
+    /// Take an imported certificate out.
+    Remove {
+        /// Its SHA-256, hex.
+        sha256: String,
+        /// Why; it stays in the ledger.
+        #[arg(long)]
+        why: String,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
+    /// EK certificates whose issuer is unknown, and where its certificate is said to be.
+    Unmatched(Desk),
+    /// Write the issuers of the EK certificates of admitted machines as PEM, for SPIRE's
+    /// endorsement_ca_path.
+    Export {
+        /// File; replaced when it is there.
+        file: PathBuf,
+        /// Every CA that is known, not only the direct issuers.
+        #[arg(long)]
+        all: bool,
+        /// The appliance.
+        #[command(flatten)]
+        desk: Desk,
+    },
 }
 
 /// How to reach the admin API, and as whom.
@@ -622,7 +667,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
             config,
             without_images,
         }) => local::check_config(&out, &config.load()?, without_images),
-        Command::EkCa(EkCaCommand::List(config)) => ek_ca::list(&out, &config.load()?),
+        Command::EkCa(command) => ek_ca::run(&out, command),
         Command::Machine(command) => machine::machine(&out, command),
         Command::Claims(desk) => machine::claims(&out, &desk),
         Command::Image(command) => machine::image(&out, command),

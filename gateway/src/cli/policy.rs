@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use gateway_core::reason::Reason;
-use gateway_core::record::{Act, Record};
+use gateway_core::record::{Act, EkCause, EkCertificates, Record};
 use gateway_core::view::LedgerView;
 use serde::Serialize;
 
@@ -15,6 +15,8 @@ use crate::admin::types::LedgerPage;
 
 /// Entries asked for at once, the most that the API gives: each page costs the appliance a segment.
 const PAGE: usize = 1000;
+/// What a missing issuer is called.
+const EK_CHAIN_CODES: [&str; 3] = ["ek.cert.chain", "ek.cert.signature", "ek_ca.removed"];
 
 /// `vestibule policy what-if`
 pub(super) fn what_if(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
@@ -90,6 +92,10 @@ impl Evidence {
             | Record::Certificate(_)
             | Record::Anchor(_)
             | Record::Policy(_) => return,
+            Record::EkCertificates(record) => {
+                self.judged_again(record);
+                return;
+            }
         };
         let last = Last {
             seq: entry.seq,
@@ -97,6 +103,18 @@ impl Evidence {
             reasons: reasons.clone(),
         };
         self.machines.insert(machine.0.clone(), last);
+    }
+
+    /// A chain that was found later takes back what was said of a missing issuer.
+    fn judged_again(&mut self, record: &EkCertificates) {
+        let chained = record.certs.iter().all(|cert| !cert.path.is_empty());
+        if record.cause != EkCause::CaArrived || !chained {
+            return;
+        }
+        if let Some(last) = self.machines.get_mut(&record.machine.0) {
+            last.reasons
+                .retain(|reason| !EK_CHAIN_CODES.contains(&reason.code.as_ref()));
+        }
     }
 
     fn report(&self) -> Report<'_> {

@@ -169,26 +169,35 @@ fn hex_field<const N: usize>(text: &str) -> Option<([u8; N], &str)> {
     Some((out, rest.strip_prefix('"')?))
 }
 
-/// Replaces each TPM Name in hex (`nameAlg || digest`: SHA-256, SHA-384, SHA-512) by a salted
-/// digest. Works on the text, so that a Name inside an explanation is hidden too.
+/// Replaces by a salted digest what names one TPM: each TPM Name in hex (`nameAlg || digest`: SHA-256,
+/// SHA-384, SHA-512), and the text of every field whose key begins with `ek_cert_`, for an EK
+/// certificate names its key. Works on the text, so that a Name inside an explanation is hidden too.
 fn hide_names<'a>(record: &'a str, salt: &[u8; 16]) -> Cow<'a, str> {
     let bytes = record.as_bytes();
     let mut out = String::new();
     let mut copied = 0;
     let mut at = 0;
+    let mut hide = |from: usize, to: usize| {
+        out.push_str(&record[copied..from]);
+        let mut text = NAME_LABEL.to_vec();
+        text.extend_from_slice(salt);
+        text.extend_from_slice(&bytes[from..to]);
+        out.push_str("name-sha256:");
+        push_hex(&mut out, &sha256(&text));
+        copied = to;
+    };
     while at < bytes.len() {
+        if let Some((from, to)) = certificate_field(&bytes[at..]) {
+            hide(at + from, at + to);
+            at += to;
+            continue;
+        }
         let run = bytes[at..]
             .iter()
             .take_while(|b| b.is_ascii_hexdigit())
             .count();
         if is_name(&bytes[at..at + run]) {
-            out.push_str(&record[copied..at]);
-            let mut text = NAME_LABEL.to_vec();
-            text.extend_from_slice(salt);
-            text.extend_from_slice(&bytes[at..at + run]);
-            out.push_str("name-sha256:");
-            push_hex(&mut out, &sha256(&text));
-            copied = at + run;
+            hide(at, at + run);
         }
         at += run.max(1);
     }
@@ -197,6 +206,21 @@ fn hide_names<'a>(record: &'a str, salt: &[u8; 16]) -> Cow<'a, str> {
     }
     out.push_str(&record[copied..]);
     Cow::Owned(out)
+}
+
+/// Where the text of a field `"ek_cert_...":"..."` begins and ends, if one begins here. Inside a JSON
+/// string the quotes would be escaped, so that no text of a peer looks like it.
+fn certificate_field(rest: &[u8]) -> Option<(usize, usize)> {
+    let name = rest.strip_prefix(b"\"ek_cert_")?;
+    let key = name
+        .iter()
+        .take_while(|b| b.is_ascii_alphanumeric() || **b == b'_')
+        .count();
+    let text = name[key..].strip_prefix(b"\":\"")?;
+    let from = rest.len() - text.len();
+    let len = text.iter().position(|b| *b == b'"')?;
+    let plain = !text[..len].contains(&b'\\') && len > 0;
+    plain.then_some((from, from + len))
 }
 
 fn is_name(run: &[u8]) -> bool {
@@ -237,6 +261,33 @@ mod tests {
         );
         assert_eq!(text, golden);
         assert_eq!(Line::parse(&golden), Ok(line(RECORD)));
+    }
+
+    #[test]
+    fn ek_certificates_are_hidden_and_no_text_passes_for_one() {
+        let der = "MIIB+/a=";
+        let record = format!(
+            r#"{{"ek_cert_der":"{der}","ek_cert_serial":"0102","path":["aa"],"found":"\"ek_cert_x\":\"{der}\""}}"#
+        );
+        let shown = line(&record);
+        let hidden = shown.canonical();
+        assert_eq!(hidden.matches("name-sha256:").count(), 2, "{hidden}");
+        assert!(!hidden.contains("0102") && hidden.contains(r#""path":["aa"]"#));
+        assert_eq!(
+            hidden.matches(der).count(),
+            1,
+            "an explanation stays: {hidden}"
+        );
+        let parsed = Line::parse(&hidden).expect("a line");
+        assert_eq!(parsed.hash(), shown.hash());
+        for cut in [
+            r#""ek_cert_der":"#,
+            r#""ek_cert_der":""#,
+            r#""ek_cert_"#,
+            r#""ek_cert_a":"""#,
+        ] {
+            assert_eq!(certificate_field(cut.as_bytes()), None, "{cut}");
+        }
     }
 
     #[test]

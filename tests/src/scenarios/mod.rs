@@ -5,6 +5,7 @@ pub mod beside;
 pub mod bounded;
 pub mod dhcp_faults;
 pub mod dhcp_storm;
+pub mod ek_ca;
 pub mod firmware;
 pub mod hellos;
 pub mod interop;
@@ -56,6 +57,12 @@ pub const ALL: &[Scenario] = &[
         what: "the LDevID chain under openssl, the key blobs under tpm2-tools, and under another TPM",
         limit_secs: 240,
         run: ldevid::run,
+    },
+    Scenario {
+        name: "ek-ca",
+        what: "a TPM whose vendor is unknown: listed, its CA imported, judged again, admitted, exported for SPIRE",
+        limit_secs: 120,
+        run: ek_ca::run,
     },
     Scenario {
         name: "kill",

@@ -3,6 +3,7 @@
 use crate::admission::event::Event;
 use crate::admission::machine::State;
 use crate::admission::registry::Registry;
+use crate::appraisal::ek::{EkRoots, KnownCa, Provenance};
 use crate::catalog::CatalogEntry;
 use crate::identity::MachineId;
 use crate::limits::OPERATOR_TEXT_MAX_BYTES;
@@ -72,6 +73,17 @@ pub enum Command {
     ImageFloor(String, u64),
     /// Refuse an image, by SHA-256.
     ImageWithdraw(String),
+    /// Take an imported CA certificate out, by SHA-256; why.
+    EkCaRemove(String, String),
+}
+
+/// CA certificates to be taken for EK chains.
+#[derive(Debug, Clone)]
+pub struct EkCaImport {
+    /// Each one's DER.
+    pub certificates: Vec<Vec<u8>>,
+    /// Where the owner has them from, in the owner's words.
+    pub source: String,
 }
 
 impl Command {
@@ -82,7 +94,10 @@ impl Command {
             | Command::Uncordon(_)
             | Command::MarkInstalled(_)
             | Command::Withdraw(..) => Role::Operator,
-            Command::Retire(_) | Command::ImageFloor(..) | Command::ImageWithdraw(_) => Role::Owner,
+            Command::Retire(_)
+            | Command::ImageFloor(..)
+            | Command::ImageWithdraw(_)
+            | Command::EkCaRemove(..) => Role::Owner,
         }
     }
 }
@@ -91,23 +106,15 @@ impl Command {
 ///
 /// # Errors
 /// `admin.role`, `machine.unknown`, `machine.state`, `claim.changed`, `malformed.command`,
-/// `image.unknown`, `image.floor`.
+/// `image.unknown`, `image.floor`, `ek_ca.unknown`.
 pub fn to_act(
     command: Command,
     caller: &Caller,
     registry: &Registry,
     catalog: &[CatalogEntry],
+    ek_roots: &EkRoots,
 ) -> Result<Act, Reason> {
-    let needs = command.needs();
-    if caller.role < needs {
-        return Err(Reason::new(
-            "admin.role",
-            format!("role {}", needs.as_str()),
-            format!("role {} of {}", caller.role.as_str(), caller.cn),
-            "docs/OPERATIONS.md, roles",
-            "ask somebody with that role",
-        ));
-    }
+    demand(caller, command.needs())?;
     match command {
         Command::Approve {
             machine,
@@ -145,7 +152,58 @@ pub fn to_act(
                 Err(unknown_image("an image of the catalogue", &sha256))
             }
         }
+        Command::EkCaRemove(sha256, why) => {
+            text("why", &why)?;
+            ek_ca_remove(ek_roots, sha256.to_ascii_lowercase(), why)
+        }
     }
+}
+
+/// Whether the caller's role suffices.
+pub(super) fn demand(caller: &Caller, needs: Role) -> Result<(), Reason> {
+    if caller.role >= needs {
+        return Ok(());
+    }
+    Err(Reason::new(
+        "admin.role",
+        format!("role {}", needs.as_str()),
+        format!("role {} of {}", caller.role.as_str(), caller.cn),
+        "docs/OPERATIONS.md, roles",
+        "ask somebody with that role",
+    ))
+}
+
+fn ek_ca_remove(roots: &EkRoots, sha256: String, why: String) -> Result<Act, Reason> {
+    let of_this = roots.list().map(|(known, _)| known);
+    let of_this: Vec<&KnownCa> = of_this
+        .filter(|known| hex::encode(known.id) == sha256)
+        .collect();
+    let imported = |known: &&&KnownCa| matches!(known.from, Provenance::Imported { .. });
+    if let Some(known) = of_this.iter().find(imported) {
+        let subject = known.cert.subject_text();
+        return Ok(Act::EkCaRemove {
+            sha256,
+            subject,
+            why,
+        });
+    }
+    let (found, next) = match of_this.first() {
+        Some(known) => (
+            known.from.to_string(),
+            "take the file out of inventory.ek_roots_dir and restart",
+        ),
+        None => (
+            crate::appraisal::shown(&sha256),
+            "vestibule ek-ca list shows all",
+        ),
+    };
+    Err(Reason::new(
+        "ek_ca.unknown",
+        "SHA-256 of an imported CA certificate",
+        found,
+        "docs/OPERATIONS.md, TPM vendors",
+        next,
+    ))
 }
 
 /// The claim, if it is the one that the owner has seen: between looking and approving its name may
@@ -253,7 +311,7 @@ fn fits(registry: &Registry, id: &MachineId, event: &Event) -> Result<(), Reason
     }
 }
 
-fn text(key: &str, value: &str) -> Result<(), Reason> {
+pub(super) fn text(key: &str, value: &str) -> Result<(), Reason> {
     if !value.is_empty()
         && value.len() <= OPERATOR_TEXT_MAX_BYTES
         && !value.chars().any(char::is_control)

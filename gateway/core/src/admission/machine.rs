@@ -130,6 +130,14 @@ impl State {
         }
     }
 
+    /// Whether it is no machine of the fleet any more.
+    pub fn has_left(&self) -> bool {
+        matches!(
+            self,
+            State::Withdrawn { .. } | State::Retired | State::Replaced { .. }
+        )
+    }
+
     /// The next state.
     ///
     /// # Errors

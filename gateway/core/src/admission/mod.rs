@@ -3,6 +3,7 @@
 //! Decides what follows from an appraisal and from an administrator's act. Does not judge evidence
 //! (`appraisal`), make certificates (the shell's CA) or know any socket.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ use crate::walk::Step;
 
 pub mod command;
 pub mod effect;
+pub mod ek_certs;
+pub mod ek_store;
 pub mod event;
 pub mod machine;
 mod refusals;
@@ -72,19 +75,25 @@ pub struct Admission {
     inventory: Inventory,
     rules: Rules,
     seal: String,
+    /// Machines whose EK certificates are to be judged again: a CA has arrived.
+    ek_again: VecDeque<MachineId>,
 }
 
 impl Admission {
     /// Starts with what the ledger proved; `registry` has been replayed.
     pub fn new(registry: Registry, inventory: Inventory, rules: Rules, seal: String) -> Self {
-        Self {
+        let mut admission = Self {
             registry,
             sessions: Sessions::default(),
             refusals: Refusals::default(),
             inventory,
             rules,
             seal,
-        }
+            ek_again: VecDeque::new(),
+        };
+        // The folder of EK roots may hold more than before the start.
+        admission.judge_eks_again();
+        admission
     }
 
     /// All machines.
@@ -262,6 +271,7 @@ impl Admission {
         };
         let correlation = session.correlation.clone();
         let still = self.may_attest(&id).and_then(|()| {
+            self.anchors_still_trusted(&proof.facts)?;
             if !unchanged {
                 return Err(rules_changed());
             }
@@ -282,6 +292,7 @@ impl Admission {
         }
         let verdict = proof.record(&self.seal, &correlation);
         self.write(now, Record::Verdict(verdict.clone()), out);
+        self.ek_shown(now, &id, &proof.facts, out);
         out.push(Effect::Issue(Box::new(IssueRequest {
             conn,
             machine: id,
@@ -371,7 +382,9 @@ impl Admission {
         if let Some(rival) = self.registry.rival_claim(&claim) {
             claim.would_refuse.push(contested(&claim, rival));
         }
-        let fits = self.claim_fits(&claim, &session.ingress, vouched);
+        let fits = self
+            .anchors_still_trusted(facts)
+            .and_then(|()| self.claim_fits(&claim, &session.ingress, vouched));
         if let Err(reason) = fits.and_then(|()| self.claim_stays(now, &claim)) {
             let correlation = session.correlation.clone();
             self.refuse_unproven(
@@ -388,6 +401,7 @@ impl Admission {
         if !self.waits(&claim) {
             self.write(now, Record::Claim(claim), out);
         }
+        self.ek_shown(now, &id, facts, out);
         let result = AttestationResult {
             verdict: WireVerdict::Pending,
             code: "ek.unknown".to_owned(),
@@ -506,7 +520,10 @@ impl Admission {
         command: Command,
         out: &mut Outbox,
     ) -> Result<(), Reason> {
-        let act = command::to_act(command, caller, &self.registry, &self.rules.catalog)?;
+        let Rules {
+            catalog, ek_roots, ..
+        } = &self.rules;
+        let act = command::to_act(command, caller, &self.registry, catalog, ek_roots)?;
         self.write_act(now, caller, act, out);
         Ok(())
     }
@@ -516,12 +533,16 @@ impl Admission {
             let catalog = Arc::make_mut(&mut self.rules.catalog);
             crate::catalog::apply(catalog, &act);
         }
-        let record = Record::Operator(OperatorAct {
+        let act = OperatorAct {
             by: caller.cn.clone(),
             role: caller.role.as_str().to_owned(),
             act,
-        });
-        self.write(now, record, out);
+        };
+        let seq = self.write(now, Record::Operator(act.clone()), out);
+        if let Act::EkCaImport { .. } | Act::EkCaRemove { .. } = &act.act {
+            let roots = Arc::make_mut(&mut self.rules.ek_roots);
+            ek_store::apply(roots, seq, now, &act);
+        }
     }
 
     /// A worker gave no result: the attempt ends, and the reason is ours.
@@ -541,14 +562,17 @@ impl Admission {
 
     /// When [`Admission::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<UnixMillis> {
-        [self.sessions.deadline(), self.refusals.deadline()]
+        let at_once = (!self.ek_again.is_empty()).then_some(UnixMillis(0));
+        [self.sessions.deadline(), self.refusals.deadline(), at_once]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// Ends sessions and writes refusal summaries that are due.
+    /// Ends sessions, writes refusal summaries that are due, and goes on judging what a CA that arrived
+    /// may have changed.
     pub fn handle_timeout(&mut self, now: UnixMillis, out: &mut Outbox) {
+        self.judge_some_eks(now, out);
         for conn in self.sessions.expired(now) {
             let reason = Reason::new(
                 "session.timeout",
@@ -590,6 +614,9 @@ impl Admission {
                 Record::Verdict(refusal.record(&self.seal, &correlation)),
                 out,
             );
+            if let Some(id) = &session.machine {
+                self.ek_shown(now, id, &refusal.facts, out);
+            }
         } else if proven {
             // One line for the attempt: its first reason decides the code.
             let first = refusal.reasons.first().cloned();
@@ -635,9 +662,10 @@ impl Admission {
     }
 
     /// Writes one ledger record and folds it in: the same code as in a replay.
-    fn write(&mut self, now: UnixMillis, record: Record, out: &mut Outbox) {
+    fn write(&mut self, now: UnixMillis, record: Record, out: &mut Outbox) -> u64 {
         let seq = out.record(now, record.clone());
         self.registry.apply(seq, now, &record);
+        seq
     }
 
     fn move_machine(&mut self, now: UnixMillis, id: &MachineId, event: &Event, out: &mut Outbox) {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::ek_certs::EkOnRecord;
 use super::event::Event;
 use super::machine::{State, Unfit};
 use crate::appraisal::{Binding, EkDirectory};
@@ -36,6 +37,8 @@ pub struct Machine {
     pub macs: BTreeSet<MacAddr>,
     /// `vendor-chain` or `bare-ek`.
     pub assurance: Option<String>,
+    /// The EK certificates it has shown, once it had proven its keys.
+    pub ek: Option<EkOnRecord>,
     /// Reasons of the last verdict.
     pub reasons: Vec<Reason>,
     /// Ledger sequence of its last record.
@@ -43,7 +46,7 @@ pub struct Machine {
     /// When its last certificates were issued, oldest first.
     issued: VecDeque<UnixMillis>,
     /// Whether it was ever admitted: only then are its hardware addresses its own.
-    admitted: bool,
+    pub(super) admitted: bool,
     timeline: VecDeque<TimelineEntry>,
 }
 
@@ -67,7 +70,7 @@ impl EkDirectory for Directory {
 /// All machines.
 #[derive(Debug, Default)]
 pub struct Registry {
-    machines: BTreeMap<MachineId, Machine>,
+    pub(super) machines: BTreeMap<MachineId, Machine>,
     directory: Arc<Directory>,
     by_mac: HashMap<MacAddr, MachineId>,
     /// EKs that two machines are bound to: neither may use them.
@@ -78,6 +81,9 @@ pub struct Registry {
     /// The same addresses by their newest mark: a fleet larger than the bound forgets one for each
     /// that it meets.
     walkers_by_age: BTreeSet<(UnixMillis, MacAddr)>,
+    /// Machines whose EK certificates have no chain, in the order they were met.
+    pub(super) ek_unmatched: VecDeque<MachineId>,
+    pub(super) ek_unmatched_dropped: u64,
     unfit: VecDeque<(UnixMillis, MachineId, Unfit)>,
     unfit_total: u64,
 }
@@ -286,6 +292,7 @@ impl Registry {
                     },
                 );
             }
+            Record::EkCertificates(record) => self.apply_ek(seq, at, record),
             Record::Genesis(_)
             | Record::RefusalSummary(_)
             | Record::Anchor(_)
@@ -302,6 +309,7 @@ impl Registry {
         if known.is_some_and(|machine| machine.state != State::Pending) {
             // A rejected claim had the name.
             self.machines.remove(&claim.machine);
+            self.queue_unmatched(&claim.machine);
         }
         let machine = self
             .machines
@@ -373,7 +381,14 @@ impl Registry {
                 format!("withdrawn by {by}: {why}"),
             ),
             Act::Retire { machine } => (machine, Event::Retired, format!("retired by {by}")),
+            Act::EkCaRemove {
+                sha256, subject, ..
+            } => {
+                self.apply_ek_ca_removed(seq, at, sha256, subject, by);
+                return;
+            }
             Act::ClaimAppliance
+            | Act::EkCaImport { .. }
             | Act::AdoptLedger { .. }
             | Act::ImageAdd { .. }
             | Act::ImageFloor { .. }
@@ -388,6 +403,7 @@ impl Registry {
         if matches!(act, Act::Retire { .. }) {
             self.by_mac.retain(|_, owner| owner != id);
         }
+        self.queue_unmatched(id);
     }
 
     /// A claim that was rejected gives back what it only said was its own: the addresses, and the
@@ -412,7 +428,7 @@ impl Registry {
         }
     }
 
-    fn note(
+    pub(super) fn note(
         &mut self,
         id: &MachineId,
         seq: u64,
@@ -477,11 +493,7 @@ impl Registry {
         }
         // The addresses of a machine that left are free for others; its keys stay refused.
         directory.by_mac.retain(|_, owner| owner != id);
-        let left = matches!(
-            machine.state,
-            State::Withdrawn { .. } | State::Retired | State::Replaced { .. }
-        );
-        if machine.admitted && !left {
+        if machine.admitted && !machine.state.has_left() {
             for mac in &machine.macs {
                 let owner = directory.by_mac.entry(*mac);
                 owner.or_insert_with(|| id.clone());
@@ -567,6 +579,7 @@ impl Machine {
             claimed_at: UnixMillis(0),
             macs: BTreeSet::new(),
             assurance: None,
+            ek: None,
             reasons: Vec::new(),
             last_seq: None,
             issued: VecDeque::new(),
@@ -620,6 +633,7 @@ impl Machine {
             macs: self.macs.iter().copied().collect(),
             boot,
             assurance: self.assurance.clone(),
+            ek_certificates: self.ek.iter().flat_map(EkOnRecord::view).collect(),
             reasons: self.reasons.clone(),
             ldevid_not_after: match &self.state {
                 State::Admitted { ldevid_not_after } => *ldevid_not_after,

@@ -4,18 +4,17 @@
 //! Credential Profile for TPM 2.0 revision 2.5; RFC 5280 section 6 reduced to EK chains.
 
 use attest_wire::tpm::{Curve as TpmCurve, Public, PublicKind};
-use sha2::{Digest as _, Sha256};
 
 use super::quirks::Quirk;
 use super::revocation::{self, Status};
 use super::shown;
-use super::x509::{
-    self, Cert, CertError, CertKey, Crl, CrlError, Curve, RsaUse, TpmNames, What, names_equal,
-};
+use super::x509::{self, Cert, CertError, CertKey, Curve, RsaUse, TpmNames, names_equal};
 use crate::identity::UnixMillis;
 use crate::policy::{Mode, Policy};
 use crate::reason::Reason;
 
+pub(crate) use super::ek_roots::ca_size;
+pub use super::ek_roots::{CaRole, CertId, EkRoots, KnownCa, Provenance, id_of};
 pub use super::revocation::LoadedCrl;
 
 const PROFILE: &str = "TCG EK Credential Profile 2.5";
@@ -25,15 +24,13 @@ const RFC5280: &str = "RFC 5280 section 6.1";
 const DEPTH_MAX: usize = 6;
 /// Signatures verified for one EK; a hostile chain must not buy more.
 const SIGNATURES_MAX: usize = 24;
-/// Revocation lists in total: one for each CA of every vendor, twice.
-const CRLS_MAX: usize = 1024;
 
 use x509::{KU_KEY_AGREEMENT, KU_KEY_CERT_SIGN, KU_KEY_ENCIPHERMENT};
 
 /// `tcg-kp-EKCertificate`.
-const EKU_EK: &str = "2.23.133.8.1";
+pub(super) const EKU_EK: &str = "2.23.133.8.1";
 /// `anyExtendedKeyUsage`.
-const EKU_ANY: &str = "2.5.29.37.0";
+pub(super) const EKU_ANY: &str = "2.5.29.37.0";
 
 /// How far the wall clock may be believed (docs/PROTOCOL.md section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,133 +59,6 @@ impl TimeTrust {
     }
 }
 
-/// The certificates that EK chains may end in, vendor roots or any CA the operator trusts, and the
-/// revocation lists beside them.
-#[derive(Debug, Clone, Default)]
-pub struct EkRoots {
-    anchors: Vec<Anchor>,
-    crls: Vec<LoadedCrl>,
-}
-
-/// One trusted certificate.
-#[derive(Debug, Clone)]
-pub struct Anchor {
-    /// The certificate.
-    pub cert: Cert,
-    /// Where it came from: the name of a file.
-    pub source: String,
-}
-
-impl EkRoots {
-    /// Takes what a file holds: PEM (any number of certificates, other blocks skipped), DER, PKCS #7.
-    ///
-    /// # Errors
-    /// [`CertError`] of the first certificate that cannot be read, or of a file without one.
-    pub fn add(&mut self, file: &[u8]) -> Result<usize, CertError> {
-        self.add_from("", file)
-    }
-
-    /// The same, and remembers where it came from.
-    ///
-    /// # Errors
-    /// As [`EkRoots::add`]; then nothing of the file was taken.
-    pub fn add_from(&mut self, source: &str, file: &[u8]) -> Result<usize, CertError> {
-        let mut read = Vec::new();
-        for object in x509::contents(file).objects {
-            match object.what {
-                What::Certificate => read.push(Cert::read(&object.der)?),
-                What::Damaged(error) => return Err(error),
-                What::AttributeCertificate | What::Crl | What::Pkcs7 | What::Other(_) => {}
-            }
-        }
-        if read.is_empty() {
-            return Err(CertError::NotDer("the file holds no certificate"));
-        }
-        let count = read.len();
-        self.anchors.extend(read.into_iter().map(|cert| Anchor {
-            cert,
-            source: source.to_owned(),
-        }));
-        Ok(count)
-    }
-
-    /// Takes the revocation lists of a file, PEM or DER. Load the certificates first: a list that
-    /// one of them signed is verified here, once.
-    ///
-    /// # Errors
-    /// [`CrlError`] of the first list that cannot be used, or of a file without one.
-    pub fn add_crls(&mut self, file: &[u8]) -> Result<usize, CrlError> {
-        self.add_crls_from("", file)
-    }
-
-    /// The same, and remembers where they came from.
-    ///
-    /// # Errors
-    /// As [`EkRoots::add_crls`]; then nothing of the file was taken.
-    pub fn add_crls_from(&mut self, source: &str, file: &[u8]) -> Result<usize, CrlError> {
-        let mut read = Vec::new();
-        for object in x509::contents(file).objects {
-            match object.what {
-                What::Crl => read.push(Crl::read(&object.der)?),
-                What::Damaged(error) => return Err(error.into()),
-                What::Certificate | What::AttributeCertificate | What::Pkcs7 | What::Other(_) => {}
-            }
-        }
-        if read.is_empty() {
-            return Err(CrlError::Parse("the file holds no revocation list".into()));
-        }
-        if self.crls.len() + read.len() > CRLS_MAX {
-            return Err(CrlError::TooLarge {
-                what: "revocation lists",
-                max: CRLS_MAX,
-            });
-        }
-        let count = read.len();
-        for crl in read {
-            let signer = self
-                .anchors()
-                .find(|anchor| crl.names(anchor) && crl.signed_by(anchor));
-            let signer_key = signer.map(|anchor| anchor.key_bits.clone());
-            self.crls.push(LoadedCrl {
-                crl,
-                source: source.to_owned(),
-                signer_key,
-            });
-        }
-        Ok(count)
-    }
-
-    /// How many certificates there are.
-    pub fn len(&self) -> usize {
-        self.anchors.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.anchors.is_empty()
-    }
-
-    /// How many revocation lists there are.
-    pub fn crl_count(&self) -> usize {
-        self.crls.len()
-    }
-
-    /// The certificates.
-    pub fn anchors(&self) -> impl Iterator<Item = &Cert> {
-        self.anchors.iter().map(|anchor| &anchor.cert)
-    }
-
-    /// The certificates and where they came from, in the order they were loaded.
-    pub fn list(&self) -> &[Anchor] {
-        &self.anchors
-    }
-
-    /// The revocation lists, in the order they were loaded.
-    pub fn crls(&self) -> impl Iterator<Item = &LoadedCrl> {
-        self.crls.iter()
-    }
-}
-
 /// What a passing EK certificate leaves behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Noted {
@@ -197,6 +67,8 @@ pub struct Noted {
     /// What is not known of revocation, where the policy only reports it.
     pub crl: Vec<Reason>,
 }
+
+pub(super) const VENDOR_CHAIN: &str = "vendor-chain";
 
 /// What is known about where an EK comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,10 +88,21 @@ impl Assurance {
     /// Word of the receipt.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::VendorChain { .. } => "vendor-chain",
+            Self::VendorChain { .. } => VENDOR_CHAIN,
             Self::BareEk => "bare-ek",
         }
     }
+}
+
+/// A certificate that fits its EK, and what is known of its chain.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// The EK certificate.
+    pub leaf: Cert,
+    /// CA certificates of its chain, direct issuer first, anchor last; empty without a chain.
+    pub path: Vec<Cert>,
+    /// Without a chain: the last certificate that signatures lead to, whose issuer is missing.
+    pub top: Option<Cert>,
 }
 
 /// Judges one EK certificate.
@@ -235,10 +118,53 @@ pub fn appraise_cert(
     policy: &Policy,
     noted: &mut Noted,
 ) -> Result<Assurance, Reason> {
-    let leaf = Cert::parse(cert).map_err(|error| unreadable(&error))?;
-    key_equals(ek, &leaf)?;
-    usage(&leaf)?;
-    validity("EK certificate", &leaf, time, policy)?;
+    appraise_shown(ek, cert, chain, roots, time, policy, noted).0
+}
+
+/// The same, and what is to be written down of a certificate that is this EK's, chain or not.
+pub(super) fn appraise_shown(
+    ek: &Public,
+    cert: &[u8],
+    chain: &[Cert],
+    roots: &EkRoots,
+    time: TimeTrust,
+    policy: &Policy,
+    noted: &mut Noted,
+) -> (Result<Assurance, Reason>, Option<Shown>) {
+    let leaf = Cert::parse(cert).map_err(|error| unreadable(&error));
+    let leaf = leaf.and_then(|leaf| {
+        key_equals(ek, &leaf)?;
+        usage(&leaf)?;
+        Ok(leaf)
+    });
+    match leaf {
+        Ok(leaf) => {
+            let (judged, shown) = appraise_chain(leaf, chain, roots, time, policy, noted);
+            (judged, Some(shown))
+        }
+        Err(reason) => (Err(reason), None),
+    }
+}
+
+/// The second half of row 4, for a certificate that was found to be its EK's: validity, chain,
+/// revocation. Also what is asked again when a CA arrives.
+pub fn appraise_chain(
+    leaf: Cert,
+    chain: &[Cert],
+    roots: &EkRoots,
+    time: TimeTrust,
+    policy: &Policy,
+    noted: &mut Noted,
+) -> (Result<Assurance, Reason>, Shown) {
+    let mut shown = Shown {
+        leaf,
+        path: Vec::new(),
+        top: None,
+    };
+    let leaf = &shown.leaf;
+    if let Err(reason) = validity("EK certificate", leaf, time, policy) {
+        return (Err(reason), shown);
+    }
     let mut walk = Walk {
         chain,
         roots,
@@ -247,10 +173,14 @@ pub fn appraise_cert(
         signatures: 0,
         best: None,
         crl: Vec::new(),
+        reached: (0, leaf),
     };
-    let mut path = vec![&leaf];
+    let mut path = vec![leaf];
     let Some(anchor) = walk.climb(&mut path) else {
-        return Err(walk.best.unwrap_or_else(|| unknown_issuer(&leaf, roots)));
+        let top = walk.reached.1;
+        let reason = walk.best.unwrap_or_else(|| unknown_issuer(top, roots));
+        shown.top = Some(top.clone());
+        return (Err(reason), shown);
     };
     let quirks = leaf.quirks.iter().copied();
     noted.quirks.extend(quirks.filter(|quirk| quirk.deviates()));
@@ -258,10 +188,13 @@ pub fn appraise_cert(
         noted.quirks.push(Quirk::EkChainSha1);
     }
     noted.crl.append(&mut walk.crl);
-    Ok(Assurance::VendorChain {
-        anchor_sha256: Sha256::digest(&anchor.der).into(),
-        tpm: leaf.tpm,
-    })
+    let assurance = Assurance::VendorChain {
+        anchor_sha256: id_of(&anchor.der),
+        tpm: leaf.tpm.clone(),
+    };
+    let cas = path.iter().skip(1).copied().chain([anchor]);
+    shown.path = cas.cloned().collect();
+    (Ok(assurance), shown)
 }
 
 /// What to say of a certificate that cannot be read.
@@ -398,17 +331,18 @@ fn validity(what: &str, cert: &Cert, time: TimeTrust, policy: &Policy) -> Result
     Ok(())
 }
 
-fn unknown_issuer(leaf: &Cert, roots: &EkRoots) -> Reason {
-    let aia = match leaf.ca_issuers.first() {
+/// `top` is the last certificate that the chain leads to: the EK's own, or an intermediate.
+fn unknown_issuer(top: &Cert, roots: &EkRoots) -> Reason {
+    let aia = match top.ca_issuers.first() {
         Some(url) => format!("; its certificate is said to be at {url}"),
         None => String::new(),
     };
     Reason::new(
         "ek.cert.chain",
         format!("a chain to one of {} trusted certificates", roots.len()),
-        format!("issuer {} is unknown{aia}", shown(&leaf.issuer_text())),
+        format!("issuer {} is unknown{aia}", shown(&top.issuer_text())),
         RFC5280,
-        "add the vendor's root (and intermediate) to the EK roots",
+        "fetch it elsewhere and import it: vestibule ek-ca import FILE",
     )
 }
 
@@ -431,6 +365,8 @@ struct Walk<'a> {
     best: Option<Reason>,
     /// What is not known of revocation on the path that was found.
     crl: Vec<Reason>,
+    /// The longest path that signatures lead to, and the certificate it ends in.
+    reached: (usize, &'a Cert),
 }
 
 impl<'a> Walk<'a> {
@@ -438,6 +374,9 @@ impl<'a> Walk<'a> {
     fn climb(&mut self, path: &mut Vec<&'a Cert>) -> Option<&'a Cert> {
         let (roots, chain) = (self.roots, self.chain);
         let child = *path.last()?;
+        if path.len() > self.reached.0 {
+            self.reached = (path.len(), child);
+        }
         for anchor in roots.anchors() {
             if names(child, anchor) && self.issued(path, anchor, true) {
                 match self.revoked(path, anchor) {
@@ -452,7 +391,7 @@ impl<'a> Walk<'a> {
         if path.len() > DEPTH_MAX {
             return None;
         }
-        for issuer in chain {
+        for issuer in chain.iter().chain(roots.links()) {
             if !path.iter().any(|before| before.der == issuer.der)
                 && names(child, issuer)
                 && self.issued(path, issuer, false)
@@ -591,7 +530,7 @@ impl<'a> Walk<'a> {
 }
 
 /// Name and key identifier chaining.
-fn names(child: &Cert, issuer: &Cert) -> bool {
+pub(super) fn names(child: &Cert, issuer: &Cert) -> bool {
     names_equal(&child.issuer, &issuer.subject)
         && match (&child.aki, &issuer.ski) {
             (Some(aki), Some(ski)) => aki == ski,

@@ -217,6 +217,10 @@ pub struct Facts {
     pub devid_auth: &'static str,
     /// Oddities met, by id.
     pub quirks: Vec<&'static str>,
+    /// EK certificates that fit their EK, and what their chains are.
+    pub ek_certs: Vec<record::EkCertificate>,
+    /// CA certificates that came with them and are in no other place.
+    pub ek_chain: Vec<record::CarriedCertificate>,
     /// [`Hello::report_sha256`], hex; what an owner compares.
     pub report_sha256: String,
     /// Digest of the policy in force, hex.

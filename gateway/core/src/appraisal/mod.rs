@@ -10,6 +10,8 @@ pub mod boot_events;
 mod boot_policy;
 pub mod draft;
 pub mod ek;
+pub mod ek_record;
+mod ek_roots;
 pub mod eventlog;
 pub mod events;
 mod facts;
@@ -117,7 +119,7 @@ pub fn appraise_hello(
     };
 
     let mut noted = ek::Noted::default();
-    let certs = appraise_certs(&hello, &mut eks, ctx, &mut noted);
+    let certs = appraise_certs(&hello, &mut eks, ctx, &mut noted, &mut facts);
     facts.note(&noted.quirks);
     // A claim is no admission: what its certificates lack is shown to the owner, unless the policy
     // demands a manufacturer's certificate of everybody.
@@ -253,6 +255,9 @@ pub fn appraise_evidence(
     facts.ek_names = challenged(&hello.eks, &hello.challenged)
         .map(|ek| ek.name.clone())
         .collect();
+    for cert in &mut facts.ek_certs {
+        cert.proven = facts.ek_names.contains(&cert.ek_name);
+    }
 
     let certify = ak::appraise_certify(
         &hello.ak,
@@ -530,13 +535,15 @@ fn appraise_certs(
     eks: &mut [Ek],
     ctx: &HelloContext<'_>,
     noted: &mut ek::Noted,
+    facts: &mut Facts,
 ) -> Result<(), Vec<Reason>> {
     // Unreadable chain certificates are skipped: a missing link shows as an unknown issuer.
     let chain = x509::read_chain(hello.ek_chain.iter().map(|part| part.0.as_slice()));
     let mut reasons = Vec::new();
+    let mut recorder = ek_record::Recorder::default();
     for (ek, offer) in eks.iter_mut().zip(&hello.eks) {
         let Some(cert) = &offer.cert else { continue };
-        match ek::appraise_cert(
+        let (judged, seen) = ek::appraise_shown(
             &ek.public,
             &cert.0,
             &chain,
@@ -544,11 +551,16 @@ fn appraise_certs(
             ctx.time,
             ctx.policy,
             noted,
-        ) {
+        );
+        if let Some(seen) = seen {
+            recorder.add(&ek.name, &judged, seen);
+        }
+        match judged {
             Ok(assurance) => ek.assurance = assurance,
             Err(reason) => reasons.push(reason),
         }
     }
+    (facts.ek_certs, facts.ek_chain) = recorder.finish(&chain, ctx.ek_roots);
     let bare = eks.iter().all(|ek| ek.assurance == Assurance::BareEk);
     if bare && reasons.is_empty() && ctx.policy.require_ek_cert() {
         reasons.push(ek::missing_cert());

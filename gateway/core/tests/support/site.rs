@@ -42,6 +42,8 @@ pub const EXPORTER: [u8; 32] = [0x42; 32];
 pub struct Declared {
     pub inventory: Inventory,
     pub preset: Preset,
+    /// The folder of EK roots.
+    pub ek_roots: EkRoots,
     /// The DHCP server's part of the configuration.
     pub dhcp: dhcp::Config,
 }
@@ -141,7 +143,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
         rules: Rules {
             policy: Arc::new(Policy::preset(site.preset)),
             directory: Arc::default(),
-            ek_roots: Arc::new(EkRoots::default()),
+            ek_roots: Arc::new(site.ek_roots.clone()),
             catalog: Arc::new(
                 catalog
                     .artefacts()
@@ -194,6 +196,7 @@ impl Site {
         let declared = Declared {
             inventory,
             preset,
+            ek_roots: EkRoots::default(),
             dhcp: dhcp_config(),
         };
         let disk = Disk::default();
@@ -395,6 +398,24 @@ impl Site {
     pub fn attempt(&mut self, node: &Node, conn: u64, peer: Ipv4Addr) -> (u16, AttestationResult) {
         let hello_body = self.hello(node, conn, peer);
         self.evidence(node, conn, &hello_body);
+        self.result()
+    }
+
+    /// An attempt that may end at its hello.
+    pub fn attempt_refused(
+        &mut self,
+        node: &Node,
+        conn: u64,
+        peer: Ipv4Addr,
+    ) -> (u16, AttestationResult) {
+        let hello_body = self.hello(node, conn, peer);
+        if self
+            .replies
+            .last()
+            .is_some_and(|(_, status, _)| *status == 200)
+        {
+            self.evidence(node, conn, &hello_body);
+        }
         self.result()
     }
 

@@ -23,6 +23,7 @@ fn status() -> StatusView {
         refusals: BTreeMap::from([("ek.unknown".to_owned(), 4)]),
         policy_sha256: String::new(),
         dhcp: gateway_core::view::DhcpView::default(),
+        ek_unmatched: 0,
     }
 }
 
