@@ -6,6 +6,7 @@
 use gateway_core::admission::command::{Caller, Command, Role, to_act};
 use gateway_core::admission::event::Event;
 use gateway_core::admission::registry::Registry;
+use gateway_core::appraisal::EkRoots;
 use gateway_core::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use gateway_core::limits;
 use gateway_core::record::{Act, Claim, Mark, OperatorAct, Record};
@@ -112,7 +113,7 @@ fn rejects_operator_text_beyond_the_bound() {
     };
     let withdraw = |len: usize| {
         let command = Command::Withdraw(MachineId("m-1".into()), "x".repeat(len));
-        to_act(command, &caller, &registry, &[])
+        to_act(command, &caller, &registry, &[], &EkRoots::default())
     };
     assert!(matches!(
         withdraw(limits::OPERATOR_TEXT_MAX_BYTES),

@@ -15,8 +15,13 @@ use crate::admin::types::LedgerPage;
 
 /// Entries asked for at once, the most that the API gives: each page costs the appliance a segment.
 const PAGE: usize = 1000;
-/// What a missing issuer is called.
-const EK_CHAIN_CODES: [&str; 3] = ["ek.cert.chain", "ek.cert.signature", "ek_ca.removed"];
+/// What is said of an EK certificate whose chain is not found.
+const EK_CHAIN_CODES: [&str; 4] = [
+    "ek.cert.chain",
+    "ek.cert.signature",
+    "ek.cert.ca",
+    "ek_ca.removed",
+];
 
 /// `vestibule policy what-if`
 pub(super) fn what_if(out: &Output, desk: &Desk) -> Result<Exit, Failure> {
@@ -260,6 +265,41 @@ mod tests {
         assert!(text.contains("2 of 3 machines would be refused"), "{text}");
         assert!(!text.contains('\u{7}'), "control characters stay out");
         assert!(text.contains("next: look"), "{text}");
+    }
+
+    #[test]
+    fn a_chain_that_was_found_later_takes_its_reason_back() {
+        use gateway_core::identity::EkName;
+        use gateway_core::record::EkCertificate;
+        let judged = |cause, path: &[&str]| {
+            Record::EkCertificates(EkCertificates {
+                machine: MachineId("a".to_owned()),
+                cause,
+                assurance: "vendor-chain".to_owned(),
+                certs: vec![EkCertificate {
+                    ek_name: EkName("000b".to_owned()),
+                    proven: true,
+                    ek_cert_sha256: "00".to_owned(),
+                    ek_cert_serial: "01".to_owned(),
+                    path: path.iter().map(|ca| (*ca).to_owned()).collect(),
+                    issuer: "CN=Vendor".to_owned(),
+                    issuer_key: None,
+                    ca_issuers: Vec::new(),
+                    reason: None,
+                    ek_cert_der: None,
+                }],
+                chain: Vec::new(),
+                reasons: Vec::new(),
+            })
+        };
+        let codes = |record| {
+            let claim = claim("a", &["ek.cert.chain", "boot.floor"]);
+            let report = seen(vec![claim, record]);
+            report.report().codes.len()
+        };
+        assert_eq!(codes(judged(EkCause::CaArrived, &["aa"])), 1);
+        assert_eq!(codes(judged(EkCause::CaArrived, &[])), 2);
+        assert_eq!(codes(judged(EkCause::Attestation, &["aa"])), 2);
     }
 
     #[test]
