@@ -85,7 +85,7 @@ fn all(report: &Report, site: &mut Site) -> Result<()> {
     });
     report.check(
         "taken out, the CA vouches for nobody; back again, it does",
-        { taken_out(site, &mut machine, &authority.root, &id) },
+        taken_out(site, &mut machine, &authority.root, &id),
     );
     report.check("the ledger verifies", site.verify_ledger().map(drop));
     Ok(())
