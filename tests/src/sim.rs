@@ -3,7 +3,7 @@
 //! into the TPM and written into an event log, so the evidence is true.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,7 @@ pub struct Machine {
     boot_ca: PathBuf,
     anchor: PathBuf,
     extends_file: PathBuf,
+    prefix: u8,
 }
 
 /// What the gateway answered to the attester.
@@ -97,11 +98,27 @@ impl Machine {
     /// # Errors
     /// Namespace or TPM cannot be made.
     pub fn plug_with_tpm(site: &Site, number: usize, template: usize) -> Result<Self> {
+        Self::plug_in(site, number, |dir| swtpm::provision(template, dir))
+    }
+
+    /// Plugs in machine number `number` with a new TPM that has no EK certificate.
+    ///
+    /// # Errors
+    /// Namespace or TPM cannot be made.
+    pub fn plug_blank(site: &Site, number: usize) -> Result<Self> {
+        Self::plug_in(site, number, swtpm::blank)
+    }
+
+    fn plug_in(
+        site: &Site,
+        number: usize,
+        provision: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Self> {
         let name = format!("n{number}");
         let mac = mac(number);
         let ns = site.segment.plug(&site.run, &name, mac)?;
         let dir = site.run.dir().join(format!("tpm-{name}"));
-        swtpm::provision(template, &dir)?;
+        provision(&dir)?;
         let tpm = Swtpm::start(&site.run, &ns, &name, &dir)?;
         Ok(Self {
             claims: Claims {
@@ -117,6 +134,7 @@ impl Machine {
             boot_ca: site.ca_dir().join("boot-ca.pem"),
             anchor: site.ca_dir().join("infra-ca.pem"),
             extends_file: site.run.dir().join(format!("pcr15-{name}")),
+            prefix: site.options.prefix,
             name,
         })
     }
@@ -274,8 +292,13 @@ impl Machine {
     /// What `ip` says.
     pub fn address(&self, addr: std::net::Ipv4Addr) -> Result<()> {
         self.ns.ip(&["addr", "flush", "dev", "eth0"])?;
-        self.ns
-            .ip(&["addr", "add", &format!("{addr}/24"), "dev", "eth0"])
+        self.ns.ip(&[
+            "addr",
+            "add",
+            &format!("{addr}/{}", self.prefix),
+            "dev",
+            "eth0",
+        ])
     }
 
     fn uuid_bytes(&self) -> [u8; 16] {

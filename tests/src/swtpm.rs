@@ -46,6 +46,15 @@ pub fn provision(index: usize, dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// An empty `dir` for a TPM that makes itself at its first start: seeds of its own, no certificates. For
+/// hundreds of them, since manufacturing one takes a second.
+///
+/// # Errors
+/// The folder cannot be made.
+pub fn blank(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
+}
+
 /// The authority's certificates.
 ///
 /// # Errors

@@ -6,9 +6,11 @@
 //! medians with their range. A peer that is missing or a wrong answer fails the run; no figure of
 //! a peer is kept from one run to the next.
 
+mod attest;
 mod dhcp;
 mod footprint;
 mod https;
+mod keylime;
 mod peer;
 mod row;
 mod tftp;
@@ -42,6 +44,12 @@ pub struct Bench {
 
 /// All of them.
 pub const ALL: &[Bench] = &[
+    Bench {
+        name: "attest",
+        what: "one appraisal of a real quote and a real firmware's log against keylime",
+        limit_secs: 900,
+        run: attest::run,
+    },
     Bench {
         name: "dhcp",
         what: "full exchanges of relayed UEFI clients against dnsmasq and Kea",

@@ -125,6 +125,16 @@ const PACKAGES: &[(&str, Need, &str)] = &[
         Need::Bench,
         "the HTTPS server most sites have",
     ),
+    (
+        "python3-gpg",
+        Need::Bench,
+        "what keylime needs and the package index does not have",
+    ),
+    (
+        "libefivar1",
+        Need::Bench,
+        "keylime reads device paths with it",
+    ),
 ];
 
 /// Installs what is missing for `need` and everything below it. Says what it does.
