@@ -147,6 +147,14 @@ impl Machine {
         self.tpm.power_cycle(&site.run)?;
         // What was kept over attempts ends with the boot.
         let _ = std::fs::remove_file(&self.extends_file);
+        self.measure(boot)
+    }
+
+    /// The first boot after [`Machine::plug`], which switched it on.
+    ///
+    /// # Errors
+    /// The TPM does not answer.
+    pub fn measure(&mut self, boot: &Boot) -> Result<()> {
         self.event_log = EventLog::of(boot);
         let log = self.event_log.clone();
         self.with_tpm(|tpm| crate::exchange::replay(tpm, &log))

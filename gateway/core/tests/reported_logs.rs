@@ -196,7 +196,7 @@ fn registers_and_banks_that_are_not_ours_are_read_by_their_size() {
         out.extend(0u32.to_le_bytes());
         out
     };
-    let banks = [(0x0012, 32), (0x000b, 32), (0x7fff, 40)];
+    let banks = [(0x0027, 32), (0x000b, 32), (0x7fff, 40)];
     let all = banks.map(|(alg, size)| (alg, usize::from(size)));
     let bytes = [
         log::header(&banks),

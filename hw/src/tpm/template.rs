@@ -80,7 +80,7 @@ impl EkKind {
     pub fn policy_c(self) -> &'static [u8] {
         match self.hash() {
             HashAlg::Sha384 => &POLICY_C_SHA384,
-            HashAlg::Sha1 | HashAlg::Sha256 | HashAlg::Sha512 => &POLICY_C_SHA256,
+            HashAlg::Sha1 | HashAlg::Sha256 | HashAlg::Sha512 | HashAlg::Sm3 => &POLICY_C_SHA256,
         }
     }
 

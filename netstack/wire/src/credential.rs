@@ -115,6 +115,7 @@ impl<'a> Protector<'a> {
             HashAlg::Sha384 => rsa::Oaep::new_with_label::<sha2::Sha384, _>(label),
             HashAlg::Sha512 => rsa::Oaep::new_with_label::<sha2::Sha512, _>(label),
             HashAlg::Sha1 => return Err(CredentialError::Key("nameAlg SHA-1")),
+            HashAlg::Sm3 => return Err(CredentialError::Key("nameAlg SM3")),
         };
         let mut rng: &mut dyn CryptoRngCore = rng;
         let secret = key

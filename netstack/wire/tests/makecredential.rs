@@ -97,7 +97,7 @@ fn open(public: &Public, private: &Private, name: &Name, blob: &CredentialBlob) 
             let padding = match hash {
                 HashAlg::Sha256 => rsa::Oaep::new_with_label::<sha2::Sha256, _>("IDENTITY\0"),
                 HashAlg::Sha384 => rsa::Oaep::new_with_label::<sha2::Sha384, _>("IDENTITY\0"),
-                HashAlg::Sha1 | HashAlg::Sha512 => panic!("no EK with this nameAlg"),
+                HashAlg::Sha1 | HashAlg::Sha512 | HashAlg::Sm3 => panic!("no EK with this nameAlg"),
             };
             key.decrypt(padding, &blob.secret).ok()?
         }

@@ -255,6 +255,7 @@ impl<'a> BootEvents<'a> {
             HashAlg::Sha256,
             HashAlg::Sha384,
             HashAlg::Sha512,
+            HashAlg::Sm3,
             HashAlg::Sha1,
         ];
         order

@@ -241,7 +241,6 @@ pub fn algorithm_name(id: u16) -> String {
     match HashAlg::from_id(id) {
         Some(alg) => alg.name().into(),
         None => match id {
-            0x0012 => "sm3_256".into(),
             0x0027 => "sha3_256".into(),
             0x0028 => "sha3_384".into(),
             0x0029 => "sha3_512".into(),

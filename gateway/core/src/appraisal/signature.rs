@@ -62,6 +62,7 @@ pub fn verify_tpm_signature(
                 (true, HashAlg::Sha384) => &signature::RSA_PSS_2048_8192_SHA384,
                 (true, HashAlg::Sha512) => &signature::RSA_PSS_2048_8192_SHA512,
                 (true, HashAlg::Sha1) => return Err("RSAPSS with sha1".into()),
+                (_, HashAlg::Sm3) => return Err("RSA with sm3_256".into()),
             };
             let (n, e) = key.rsa_components().ok_or("no RSA key")?;
             RsaPublicKeyComponents { n, e }
