@@ -3,6 +3,7 @@
 //! so no approval waits.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -45,7 +46,31 @@ pub fn large(report: &Report) -> Result<()> {
         ),
         ..Options::default()
     };
+    let _room = NeighbourRoom::make()?;
     storm(report, LARGE, options, Machine::plug_blank)
+}
+
+/// Room in the kernel's one table of IPv4 neighbours, which all namespaces share (arp(7), `gc_thresh3`): here
+/// every machine's entry of the gateway stands in it beside the gateway's of every machine. Given back at the
+/// end.
+struct NeighbourRoom(String);
+
+impl NeighbourRoom {
+    const FILE: &str = "/proc/sys/net/ipv4/neigh/default/gc_thresh3";
+
+    fn make() -> Result<Self> {
+        let before = fs::read_to_string(Self::FILE).context(Self::FILE)?;
+        fs::write(Self::FILE, "8192").context(Self::FILE)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for NeighbourRoom {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(Self::FILE, &self.0) {
+            eprintln!("{} is still 8192: {error}", Self::FILE);
+        }
+    }
 }
 
 /// What one machine went through.
