@@ -235,6 +235,7 @@ impl Sample {
             bindings: &self.registry,
             catalog: &self.catalog,
             relay: None,
+            time: hello_context.time,
         };
         for _ in 0..times {
             let before = cpu()?;
