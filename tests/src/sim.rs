@@ -25,6 +25,9 @@ use crate::swtpm::{self, Swtpm, TCTI};
 /// The attest listener.
 pub const ATTEST: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(GATEWAY_ADDR, 8443));
 const FETCH_LIMIT: Duration = Duration::from_secs(60);
+/// Pauses of the attester's boot program after an attempt without an answer.
+const RETRY_FIRST: Duration = Duration::from_secs(5);
+const RETRY_LONGEST: Duration = Duration::from_secs(60);
 
 /// One simulated machine, powered on.
 pub struct Machine {
@@ -178,6 +181,21 @@ impl Machine {
         options: &attester::Options,
         progress: &mut (dyn FnMut(attester::Step, &str) + Send),
     ) -> Result<Attested> {
+        let (attested, _) = self.attest_patiently(options, 1, progress)?;
+        Ok(attested)
+    }
+
+    /// The real attester as a booted machine runs it: keys once, then attempts with its pauses between, at
+    /// most so many, until one has an answer. How many it took.
+    ///
+    /// # Errors
+    /// The last attempt had no answer to act on.
+    pub fn attest_patiently(
+        &self,
+        options: &attester::Options,
+        attempts_max: u32,
+        progress: &mut (dyn FnMut(attester::Step, &str) + Send),
+    ) -> Result<(Attested, u32)> {
         let gateway = attester::Gateway {
             addr: ATTEST,
             anchors: crate::http::certificates(&self.anchor)?,
@@ -187,11 +205,22 @@ impl Machine {
             ..options.clone()
         };
         let facts = self.facts();
-        let outcome = self.with_tpm(|tpm| {
+        let (outcome, attempts) = self.with_tpm(|tpm| {
             let mut node = attester::Node::prepare(tpm, &options)?;
-            Ok(node.attest(tpm, &facts, &gateway, progress)?)
+            let mut pause = RETRY_FIRST;
+            for attempt in 1.. {
+                match node.attest(tpm, &facts, &gateway, progress) {
+                    Ok(outcome) => return Ok((outcome, attempt)),
+                    Err(attester::AttestError::Client(_)) if attempt < attempts_max => {
+                        std::thread::sleep(pause);
+                        pause = (pause * 2).min(RETRY_LONGEST);
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            unreachable!("more attempts than numbers")
         })?;
-        Ok(match outcome {
+        let attested = match outcome {
             attester::Outcome::Admitted {
                 chain,
                 receipt,
@@ -204,7 +233,8 @@ impl Machine {
             },
             attester::Outcome::Pending { code, .. } => Attested::Pending { code },
             attester::Outcome::Refused { code, hint, .. } => Attested::Refused { code, hint },
-        })
+        };
+        Ok((attested, attempts))
     }
 
     /// One attempt with the attester's defaults.
