@@ -7,6 +7,11 @@ const COLUMNS: usize = 79;
 /// Continuation lines.
 const INDENT: &str = "  ";
 
+/// What to do about a machine that shows no TPM.
+pub const WITHOUT_TPM: &str = "without a TPM 2.0 this machine cannot prove who it is and is not admitted. \
+    Switch on the TPM in the firmware setup (also called PTT or fTPM, under Security or Trusted Computing) \
+    and reboot; a server may need a TPM module";
+
 /// Prints one message.
 pub fn say(step: &str, text: &str) {
     let mut out = std::io::stdout().lock();

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use attester::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome};
 use attester::{console, gather, init, output};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use hw::tpm::{DevIdKind, NodeDevice};
+use hw::tpm::{DevIdKind, NodeDevice, TpmError};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -82,6 +82,9 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("vestibule-attester: {error:#}");
+            if is_absent(&error) {
+                eprintln!("vestibule-attester: {}", console::WITHOUT_TPM);
+            }
             ExitCode::from(code_of(&error))
         }
     }
@@ -168,6 +171,14 @@ fn attest(arguments: &Attest) -> anyhow::Result<u8> {
             Ok(exit::REFUSED)
         }
     }
+}
+
+/// Whether there is no TPM to ask.
+fn is_absent(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<AttestError>(),
+        Some(AttestError::Tpm(TpmError::Absent { .. }))
+    )
 }
 
 fn code_of(error: &anyhow::Error) -> u8 {

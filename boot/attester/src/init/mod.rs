@@ -23,7 +23,7 @@ use hw::tpm::{DevIdKind, NodeDevice, TpmError};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use crate::console::{say, say_error};
+use crate::console::{WITHOUT_TPM, say, say_error};
 use crate::exchange::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome};
 use crate::extends::ExtendsError;
 use crate::facts::Facts;
@@ -243,12 +243,7 @@ fn find_tpm() -> NodeDevice {
             },
             Err(why) => {
                 say("tpm", why);
-                say(
-                    "tpm",
-                    "without a TPM 2.0 this machine cannot prove who it is and is not admitted. \
-                     Switch on the TPM in the firmware setup (also called PTT or fTPM, under \
-                     Security or Trusted Computing) and reboot; a server may need a TPM module",
-                );
+                say("tpm", WITHOUT_TPM);
             }
         }
         pause(LOOK_AGAIN);
