@@ -264,6 +264,15 @@ impl Driver {
                     },
                 );
             }
+            Request::EvidenceBroken(conn, status, reason, reply) => {
+                self.performer.expect_reply(conn, reply);
+                let input = Input::EvidenceBroken {
+                    conn,
+                    status,
+                    reason: *reason,
+                };
+                self.gateway.handle(now, input);
+            }
             Request::Closed(conn) => {
                 self.performer.forget(conn);
                 self.gateway.handle(now, Input::Closed(conn));

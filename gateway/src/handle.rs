@@ -69,6 +69,8 @@ pub(crate) enum Request {
     Hello(Connection, Bytes, oneshot::Sender<WireReply>),
     /// `POST /v1/evidence`.
     Evidence(ConnId, Bytes, oneshot::Sender<WireReply>),
+    /// `POST /v1/evidence` whose body was refused: status and why.
+    EvidenceBroken(ConnId, u16, Box<Reason>, oneshot::Sender<WireReply>),
     /// The connection is gone.
     Closed(ConnId),
     /// The iPXE script for a machine.
@@ -158,6 +160,17 @@ impl Handle {
     /// Hands over an evidence body; answers the result.
     pub async fn evidence(&self, conn: ConnId, body: Bytes) -> Result<WireReply, Busy> {
         self.ask(|tx| Request::Evidence(conn, body, tx)).await
+    }
+
+    /// Tells that an evidence body was refused; answers the result.
+    pub async fn evidence_broken(
+        &self,
+        conn: ConnId,
+        status: u16,
+        reason: Box<Reason>,
+    ) -> Result<WireReply, Busy> {
+        self.ask(|tx| Request::EvidenceBroken(conn, status, reason, tx))
+            .await
     }
 
     /// Tells that a connection ended; its session dies.

@@ -124,6 +124,15 @@ pub enum Input {
         /// The body.
         body: Vec<u8>,
     },
+    /// `POST /v1/evidence` whose body the transport refused.
+    EvidenceBroken {
+        /// The connection.
+        conn: ConnId,
+        /// HTTP status of the answer.
+        status: u16,
+        /// Why.
+        reason: Reason,
+    },
     /// The connection ended.
     Closed(ConnId),
     /// A worker finished.
@@ -287,6 +296,13 @@ impl Gateway {
                 self.admission.hello(now, input, &mut self.out);
             }
             Input::Evidence { conn, body } => self.admission.evidence(now, conn, body, out),
+            Input::EvidenceBroken {
+                conn,
+                status,
+                reason,
+            } => self
+                .admission
+                .evidence_broken(now, conn, status, reason, out),
             Input::Closed(conn) => self.admission.closed(now, conn, out),
             Input::WorkDone(done) => match *done {
                 WorkDone::Hello(conn, done) => self.admission.hello_judged(now, conn, done, out),

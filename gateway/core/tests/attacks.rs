@@ -15,6 +15,7 @@ use gateway_core::gateway::Input;
 use gateway_core::identity::{ConnId, EkName, MachineId};
 use gateway_core::inventory::{DeclaredMachine, Inventory};
 use gateway_core::policy::Preset;
+use gateway_core::reason::Reason;
 use gateway_core::record::Record;
 use support::Node;
 use support::log::{self, EV_VARIABLE, Entry, LogBuilder};
@@ -79,6 +80,33 @@ fn attack_16_a_log_of_thousands_of_bad_events_makes_no_record_that_the_ledger_re
         "{}",
         longest_record(&site)
     );
+}
+
+#[test]
+fn attack_16_evidence_that_the_transport_refuses_ends_on_record() {
+    let node = node();
+    let mut site = Site::with(declared("rack1-n1", ek_names(&node)), Preset::Standard);
+    let too_large = || Reason::new("malformed.size", "less", "64 MiB", "row 1", "send less");
+    for conn in [1, 2] {
+        // The second connection has said no hello.
+        if conn == 1 {
+            site.hello(&node, conn, PEER);
+        }
+        site.handle(Input::EvidenceBroken {
+            conn: ConnId(conn),
+            status: 413,
+            reason: too_large(),
+        });
+        let (status, result) = site.result();
+        assert_eq!((status, result.code.as_str()), (413, "not_admitted"));
+        assert_eq!(site.gateway.status().sessions, 0);
+        let written = site.disk.ledger.iter().any(|(_, _, record)| {
+            matches!(record, Record::RefusalSummary(sum)
+                if sum.last == too_large() && sum.correlation == result.correlation)
+        });
+        assert!(written, "connection {conn}");
+    }
+    assert_eq!(site.attempt(&node, 3, PEER).0, 200);
 }
 
 #[test]

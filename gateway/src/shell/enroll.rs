@@ -179,10 +179,17 @@ impl AttestService {
             Next::Evidence => EVIDENCE_MAX_BYTES,
             Next::Hello | Next::Nothing => HELLO_MAX_BYTES,
         };
-        let body = http::read_body(request, max, BODY_LIMIT).await?;
-        let reply = match asked {
-            Next::Evidence => self.handle.evidence(talk.connection.id, body).await,
-            Next::Hello | Next::Nothing => self.handle.hello(talk.connection.clone(), body).await,
+        let id = talk.connection.id;
+        let reply = match (asked, http::read_body(request, max, BODY_LIMIT).await) {
+            (Next::Evidence, Ok(body)) => self.handle.evidence(id, body).await,
+            // A session is open: it ends with a record under its own correlation id.
+            (Next::Evidence, Err(broken)) => {
+                let status = broken.status.as_u16();
+                self.handle.evidence_broken(id, status, broken.reason).await
+            }
+            (Next::Hello | Next::Nothing, body) => {
+                self.handle.hello(talk.connection.clone(), body?).await
+            }
         };
         let reply =
             reply.map_err(|busy| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, busy.reason()))?;

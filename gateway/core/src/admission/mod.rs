@@ -237,6 +237,25 @@ impl Admission {
         })));
     }
 
+    /// The transport refused the evidence: too large, encoded, too slow or broken off. The attempt ends
+    /// with its record as any other.
+    pub fn evidence_broken(
+        &mut self,
+        now: UnixMillis,
+        conn: ConnId,
+        status: u16,
+        reason: Reason,
+        out: &mut Outbox,
+    ) {
+        if self.sessions.get_mut(conn).is_some() {
+            self.refused_with(now, conn, status, unproven(reason), out);
+            return;
+        }
+        let correlation = format!("conn-{}", conn.0);
+        self.refuse_unproven(now, "attest", &correlation, vec![reason], out);
+        wire(out, conn, status, not_admitted(&correlation));
+    }
+
     /// Step `appraise`: the evidence was judged.
     pub fn evidence_judged(
         &mut self,
@@ -593,6 +612,17 @@ impl Admission {
 
     /// Ends an attempt with a refusal: ledger, log, and what the node may know.
     fn refused(&mut self, now: UnixMillis, conn: ConnId, refusal: Refusal, out: &mut Outbox) {
+        self.refused_with(now, conn, 403, refusal, out);
+    }
+
+    fn refused_with(
+        &mut self,
+        now: UnixMillis,
+        conn: ConnId,
+        status: u16,
+        refusal: Refusal,
+        out: &mut Outbox,
+    ) {
         let Some(session) = self.sessions.close(conn) else {
             return;
         };
@@ -636,7 +666,7 @@ impl Admission {
         wire(
             out,
             conn,
-            403,
+            status,
             AttestationResult {
                 code,
                 hint,

@@ -28,6 +28,7 @@ pub(super) type Hello = (u64, [u8; 16], [u8; 32], Vec<u8>);
 pub(super) struct Seen {
     pub(super) hellos: Vec<Hello>,
     pub(super) evidence: Vec<(u64, usize)>,
+    broken: Vec<(u64, u16, String)>,
     closed: Vec<u64>,
 }
 
@@ -57,6 +58,14 @@ pub(super) async fn site(bounds: Bounds) -> Site {
                 seen.evidence.push((id.0, body.len()));
                 let _ = answer.send(WireReply {
                     status: 200,
+                    body: b"{}".to_vec(),
+                    close: true,
+                });
+            }
+            Request::EvidenceBroken(id, status, reason, answer) => {
+                seen.broken.push((id.0, status, reason.code.to_string()));
+                let _ = answer.send(WireReply {
+                    status,
                     body: b"{}".to_vec(),
                     close: true,
                 });
@@ -261,6 +270,24 @@ async fn attack_35_huge_body_and_encodings_are_refused() {
     assert_eq!(ask(&[&hello]).await, "405");
     assert_eq!(ask(&[&site.url("/v2/hello")]).await, "404");
     assert!(site.seen.lock().expect("lock").hellos.is_empty());
+}
+
+/// Evidence that is not even read belongs to an attempt: the driver ends it, and it is not counted twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn attack_16_evidence_that_is_too_large_is_told_to_the_driver() {
+    let site = site(ATTEST).await;
+    let big = site.dir.path().join("big");
+    std::fs::write(&big, vec![b'x'; attest_wire::v1::EVIDENCE_MAX_BYTES + 1]).expect("written");
+    let big = format!("@{}", big.display());
+    let evidence = site.url("/v1/evidence");
+    let args = ["-i", "--data-binary", &big, "-H", "Expect:", &evidence];
+    let said = site.curl(&args).await;
+    assert!(said.contains("413"), "{said}");
+    assert!(said.to_lowercase().contains("connection: close"), "{said}");
+    assert_eq!(site.refused("malformed.size"), 0);
+    let seen = site.seen.lock().expect("lock");
+    assert_eq!(seen.broken, [(1, 413, "malformed.size".to_owned())]);
+    assert!(seen.evidence.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
