@@ -1052,6 +1052,43 @@ fn rejects_row_14_counters_that_fall() {
     }
 }
 
+/// Two TPMs of one state: the counters are the same, what each attempt left in PCR 15 is not.
+#[test]
+fn rejects_row_14_a_boot_that_lost_the_mark_of_its_last_attempt() {
+    let enforced = "version = 1\npreset = \"standard\"\n[checks]\nfreshness = \"enforce\"\n";
+    let mut world = World::new();
+    world.policy = Policy::parse(enforced).unwrap();
+    let first = admitted(world.run())
+        .facts
+        .boot_mark
+        .clone()
+        .expect("proven");
+    world.binding().boot_mark = Some(first.clone());
+    let refusal = refused(world.run(), "freshness.clone");
+    assert!(
+        refusal.reasons[0].expected.starts_with(&first),
+        "{refusal:?}"
+    );
+    // The original goes on in the same boot.
+    let mark: [u8; 32] = hex::decode(&first).unwrap().try_into().unwrap();
+    world.node.pcr15.push(mark);
+    let second = admitted(world.run())
+        .facts
+        .boot_mark
+        .clone()
+        .expect("proven");
+    assert_ne!(first, second);
+    // A mark in the list alone is no mark in the register.
+    world.node.pcr15.clear();
+    let listed = |evidence: &mut Evidence, _: &WireBinding| {
+        evidence.pcr15_extends.insert(0, mark.to_vec().into());
+    };
+    refused(world.run_with(|_| {}, listed), "eventlog.pcr15");
+    // Another boot begins anew.
+    world.node.clock.reset_count += 1;
+    admitted(world.run());
+}
+
 #[test]
 fn clock_and_safe_are_not_demanded() {
     let mut world = World::new();

@@ -43,6 +43,7 @@ fn bound(node: &Node) -> Registry {
         class: "standard".into(),
         ek_names: vec![name.clone()],
         counters: None,
+        boot_mark: None,
     };
     Registry(BTreeMap::from([(name, binding)]))
 }

@@ -110,6 +110,44 @@ fn attack_16_evidence_that_the_transport_refuses_ends_on_record() {
 }
 
 #[test]
+fn attack_26_a_clone_is_known_by_the_mark_it_lacks_also_after_a_restart() {
+    let mut node = node();
+    let mut site = Site::with(declared("rack1-n1", ek_names(&node)), Preset::Standard);
+    assert_eq!(site.attempt(&node, 1, PEER).0, 200);
+    let verdicts = |site: &Site| -> Vec<(String, Vec<String>)> {
+        let verdict = |record: &Record| match record {
+            Record::Verdict(verdict) => Some((
+                verdict.boot_mark.clone().expect("row 10 has passed"),
+                verdict.reasons.iter().map(|r| r.code.to_string()).collect(),
+            )),
+            _ => None,
+        };
+        site.disk
+            .ledger
+            .iter()
+            .filter_map(|(_, _, r)| verdict(r))
+            .collect()
+    };
+    let mark = hex::decode(&verdicts(&site)[0].0).unwrap();
+    site.restart();
+    // A TPM of the same state, in which nobody has attested.
+    assert_eq!(site.attempt(&node, 2, PEER).0, 200);
+    // The original, which has not seen what the clone left.
+    node.pcr15.push(mark.try_into().unwrap());
+    assert_eq!(site.attempt(&node, 3, PEER).0, 200);
+    let codes: Vec<Vec<String>> = verdicts(&site)
+        .into_iter()
+        .map(|(_, codes)| codes)
+        .collect();
+    let cloned = vec!["freshness.clone".to_owned()];
+    assert_eq!(
+        codes,
+        [vec![], cloned.clone(), cloned],
+        "reported by the preset"
+    );
+}
+
+#[test]
 fn a_restart_does_not_undo_what_was_decided_about_a_declared_machine() {
     let node = node();
     let mut site = Site::with(declared("rack1-n1", ek_names(&node)), Preset::Standard);

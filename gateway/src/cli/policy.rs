@@ -214,6 +214,7 @@ mod tests {
             ak_name: String::new(),
             macs: Vec::new(),
             counters: None,
+            boot_mark: None,
             image_sha256: None,
             port: None,
             assurance: "bare-ek".to_owned(),

@@ -120,6 +120,7 @@ impl Registry {
                 class: declared.class.clone(),
                 ek_names: declared.ek_names.clone(),
                 counters: None,
+                boot_mark: None,
             };
             let mut machine = Machine::new(declared.id.clone(), State::Declared, now);
             machine.binding = Some(binding);
@@ -245,6 +246,7 @@ impl Registry {
                     machine.macs = verdict.macs.iter().copied().collect();
                     if let Some(binding) = &mut machine.binding {
                         binding.counters = verdict.counters;
+                        binding.boot_mark.clone_from(&verdict.boot_mark);
                     }
                     // An address of another admitted machine stays with it.
                     for mac in &verdict.macs {
@@ -358,6 +360,7 @@ impl Registry {
                         class: class.clone(),
                         ek_names: ek_names.clone(),
                         counters: None,
+                        boot_mark: None,
                     });
                 }
                 (

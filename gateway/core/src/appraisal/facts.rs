@@ -38,6 +38,8 @@ pub struct Binding {
     pub ek_names: Vec<EkName>,
     /// TPM counters (reset, restart) of its last accepted quote.
     pub counters: Option<(u32, u32)>,
+    /// What that attempt extended into PCR 15, hex.
+    pub boot_mark: Option<String>,
 }
 
 /// Who owns which key. The machine registry implements it.
@@ -199,6 +201,8 @@ pub struct Facts {
     pub disks: Vec<String>,
     /// (reset, restart) of the signed clockInfo.
     pub counters: Option<(u32, u32)>,
+    /// What this attempt extended into PCR 15, hex; proven by row 10.
+    pub boot_mark: Option<String>,
     /// Quoted PCR values, SHA-256 bank.
     pub pcrs: BTreeMap<u8, [u8; 32]>,
     /// SHA-256 of the catalogued UKI that the boot was matched to, hex.
@@ -513,6 +517,7 @@ fn verdict(
         ak_name: facts.ak_name.clone(),
         macs: facts.macs.clone(),
         counters: facts.counters,
+        boot_mark: facts.boot_mark.clone(),
         image_sha256: facts.image_sha256.clone(),
         port: facts.port_text(),
         assurance: facts.assurance.into(),

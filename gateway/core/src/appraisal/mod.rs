@@ -287,7 +287,8 @@ pub fn appraise_evidence(
     };
     let boot_digest = issued.binding.digest("boot");
     appraise_log(&evidence, &boot_digest, &modes, ctx, &mut facts, &mut judge);
-    appraise_surroundings(&hello, &quoted, &modes, ctx, &mut facts, &mut judge);
+    let marks = &evidence.pcr15_extends;
+    appraise_surroundings(&hello, &quoted, marks, &modes, ctx, &mut facts, &mut judge);
 
     if !judge.enforced.is_empty() {
         return Appraisal::Refused(refused(judge, facts, machine, true));
@@ -346,6 +347,7 @@ fn appraise_log(
     let log = replay::replayed(evidence, boot_digest, &facts.pcrs, &mut quirks);
     facts.note(&quirks);
     let log = judge.row(Check::EventLog, modes.of(Check::EventLog), log);
+    facts.boot_mark = log.is_some().then(|| hex::encode(boot_digest));
     let mode = modes.of(Check::Boot);
     let Some(log) = log else {
         judge.skip(Check::Boot, mode, "the event log does not match the quote");
@@ -365,6 +367,7 @@ fn appraise_log(
 fn appraise_surroundings(
     hello: &HelloFacts,
     quoted: &quote::Quoted,
+    marks: &[v1::Bytes],
     modes: &Modes<'_>,
     ctx: &EvidenceContext<'_>,
     facts: &mut Facts,
@@ -405,7 +408,9 @@ fn appraise_surroundings(
             None => judge.skip(Check::Port, modes.of(Check::Port), "no port is declared"),
         },
     }
-    let fresh = platform::appraise_freshness(&quoted.clock, binding.counters);
+    // Only where the log replays to PCR 15 the list of its extends is proven.
+    let marks = facts.boot_mark.is_some().then_some(marks);
+    let fresh = platform::appraise_freshness(&quoted.clock, marks, binding);
     judge.row(Check::Freshness, modes.of(Check::Freshness), one(fresh));
 }
 

@@ -4,7 +4,7 @@
 //! first.
 
 use attest_wire::tpm::ClockInfo;
-use attest_wire::v1::Hello;
+use attest_wire::v1::{Bytes, Hello};
 
 use super::facts::{Binding, EkDirectory};
 use super::shown;
@@ -69,13 +69,16 @@ pub(super) fn appraise_platform(
     }
 }
 
-/// Row 14. Clock values are not compared: `clock` steps back after an unclean stop, and `safe` is
+/// Row 14. `marks`: what was extended into PCR 15 since the TPM's reset, if that is proven. Each attempt
+/// leaves its mark there, so a boot that the counters say is the last one's has the last accepted
+/// attempt's: a copy of the TPM's state, started beside the original, has not. Clock values are not compared: `clock` steps back after an unclean stop, and `safe` is
 /// then false on an honest machine.
 pub(super) fn appraise_freshness(
     clock: &ClockInfo,
-    last: Option<(u32, u32)>,
+    marks: Option<&[Bytes]>,
+    binding: &Binding,
 ) -> Result<(), Reason> {
-    let Some((reset, restart)) = last else {
+    let Some((reset, restart)) = binding.counters else {
         return Ok(());
     };
     let found = (clock.reset_count, clock.restart_count);
@@ -89,6 +92,8 @@ pub(super) fn appraise_freshness(
             "freshness.restart",
             "counters of one TPM never fall: look for a cloned TPM state",
         )
+    } else if found == (reset, restart) {
+        return appraise_mark(marks, binding);
     } else {
         return Ok(());
     };
@@ -98,5 +103,22 @@ pub(super) fn appraise_freshness(
         format!("({}, {})", found.0, found.1),
         "the machine's last accepted quote",
         next,
+    ))
+}
+
+/// The boot of the last accepted attempt: its mark is in PCR 15.
+fn appraise_mark(marks: Option<&[Bytes]>, binding: &Binding) -> Result<(), Reason> {
+    let (Some(marks), Some(last)) = (marks, &binding.boot_mark) else {
+        return Ok(());
+    };
+    if marks.iter().any(|mark| hex::encode(&mark.0) == *last) {
+        return Ok(());
+    }
+    Err(Reason::new(
+        "freshness.clone",
+        format!("{last} among the extends of PCR 15, from the last accepted attempt of this boot"),
+        format!("{} extends without it", marks.len()),
+        "the machine's last accepted quote",
+        "two TPMs of one state run at once: find the other machine, withdraw the keys of both",
     ))
 }

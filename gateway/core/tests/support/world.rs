@@ -119,6 +119,7 @@ impl World {
                 class: "standard".into(),
                 ek_names: ek_names.clone(),
                 counters: Some((7, 2)),
+                boot_mark: None,
             };
             self.registry.owners.insert(name.clone(), binding);
         }
