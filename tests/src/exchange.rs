@@ -1,6 +1,7 @@
 //! The exchange of docs/PROTOCOL.md section 2, one step at a time, so that a liar can lie at any of
 //! them. Honest machines use the attester's own code (`sim`); this is for the others.
 
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +100,29 @@ impl Connection {
         let headers = [("Content-Type", "application/json")];
         let response =
             crate::http::exchange(&mut self.stream, &self.host, "POST", path, &headers, body)?;
+        Ok((response.status, response.body))
+    }
+}
+
+impl Connection {
+    /// A `POST` that says it has `length` bytes, of which only the first are sent.
+    ///
+    /// # Errors
+    /// The connection ends before an answer.
+    pub fn post_of_length(
+        &mut self,
+        path: &str,
+        length: usize,
+        first: &[u8],
+    ) -> Result<(u16, Vec<u8>)> {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n\r\n",
+            self.host
+        );
+        self.stream.write_all(head.as_bytes())?;
+        self.stream.write_all(first)?;
+        self.stream.flush()?;
+        let response = crate::http::response(&mut self.stream, false)?;
         Ok((response.status, response.body))
     }
 }
@@ -268,7 +292,11 @@ pub fn send_evidence(
     result(status, &answer)
 }
 
-fn result(status: u16, body: &[u8]) -> Result<AttestationResult> {
+/// The result in an answer's body.
+///
+/// # Errors
+/// It is something else.
+pub fn result(status: u16, body: &[u8]) -> Result<AttestationResult> {
     match serde_json::from_slice(body) {
         Ok(result) => Ok(result),
         Err(error) => bail!(

@@ -173,7 +173,11 @@ pub fn exchange(
     response(stream, method == "HEAD").with_context(|| format!("{method} {path}"))
 }
 
-fn response(stream: &mut impl Read, head_only: bool) -> Result<Response> {
+/// Reads one answer; one to HEAD has no body.
+///
+/// # Errors
+/// It is not HTTP/1.1 with a Content-Length.
+pub fn response(stream: &mut impl Read, head_only: bool) -> Result<Response> {
     let mut raw = Vec::new();
     let mut chunk = vec![0u8; 64 * 1024];
     let end = loop {

@@ -61,6 +61,8 @@ pub struct Dhcp {
     socket: UdpSocket,
     mac: MacAddr,
     uuid: [u8; 16],
+    /// Option 82, as a switch on the way adds it.
+    relayed: Option<Vec<u8>>,
 }
 
 impl Dhcp {
@@ -85,7 +87,14 @@ impl Dhcp {
             socket: UdpSocket::from(socket),
             mac,
             uuid,
+            relayed: None,
         })
+    }
+
+    /// The same behind a switch that adds this option 82 to each message (RFC 3046 section 2.0).
+    pub fn behind(mut self, relayed: &[u8]) -> Self {
+        self.relayed = Some(relayed.to_vec());
+        self
     }
 
     /// DISCOVER, OFFER, REQUEST, ACK.
@@ -276,6 +285,9 @@ impl Dhcp {
         }
         if stage == Stage::Ipxe {
             option(77, b"iPXE");
+        }
+        if let Some(relayed) = &self.relayed {
+            option(82, relayed);
         }
         m.push(255);
         m

@@ -71,6 +71,8 @@ pub enum Attested {
         code: String,
         /// What the console says.
         hint: String,
+        /// Finds the attempt in log and ledger.
+        correlation: String,
     },
 }
 
@@ -79,7 +81,7 @@ impl std::fmt::Debug for Attested {
         match self {
             Self::Admitted { chain, .. } => write!(f, "admitted, {} certificates", chain.len()),
             Self::Pending { code } => write!(f, "pending, {code}"),
-            Self::Refused { code, hint } => write!(f, "refused, {code}: {hint}"),
+            Self::Refused { code, hint, .. } => write!(f, "refused, {code}: {hint}"),
         }
     }
 }
@@ -147,18 +149,26 @@ impl Machine {
     /// # Errors
     /// The TPM does not start.
     pub fn boot(&mut self, site: &Site, boot: &Boot) -> Result<()> {
+        self.boot_log(site, EventLog::of(boot))
+    }
+
+    /// Cuts the power and starts again, measuring what this log says.
+    ///
+    /// # Errors
+    /// The TPM does not start.
+    pub fn boot_log(&mut self, site: &Site, log: EventLog) -> Result<()> {
         self.tpm.power_cycle(&site.run)?;
         // What was kept over attempts ends with the boot.
         let _ = std::fs::remove_file(&self.extends_file);
-        self.measure(boot)
+        self.measure(log)
     }
 
     /// The first boot after [`Machine::plug`], which switched it on.
     ///
     /// # Errors
     /// The TPM does not answer.
-    pub fn measure(&mut self, boot: &Boot) -> Result<()> {
-        self.event_log = EventLog::of(boot);
+    pub fn measure(&mut self, log: EventLog) -> Result<()> {
+        self.event_log = log;
         let log = self.event_log.clone();
         self.with_tpm(|tpm| crate::exchange::replay(tpm, &log))
     }
@@ -181,7 +191,21 @@ impl Machine {
         options: &attester::Options,
         progress: &mut (dyn FnMut(attester::Step, &str) + Send),
     ) -> Result<Attested> {
-        let (attested, _) = self.attest_patiently(options, 1, progress)?;
+        let (attested, _) = self.attest_patiently(ATTEST, options, 1, progress)?;
+        Ok(attested)
+    }
+
+    /// The same towards another address: what an attester does that is led astray.
+    ///
+    /// # Errors
+    /// No answer to act on.
+    pub fn attest_at(
+        &self,
+        gateway: SocketAddr,
+        options: &attester::Options,
+        progress: &mut (dyn FnMut(attester::Step, &str) + Send),
+    ) -> Result<Attested> {
+        let (attested, _) = self.attest_patiently(gateway, options, 1, progress)?;
         Ok(attested)
     }
 
@@ -192,12 +216,13 @@ impl Machine {
     /// The last attempt had no answer to act on.
     pub fn attest_patiently(
         &self,
+        gateway: SocketAddr,
         options: &attester::Options,
         attempts_max: u32,
         progress: &mut (dyn FnMut(attester::Step, &str) + Send),
     ) -> Result<(Attested, u32)> {
         let gateway = attester::Gateway {
-            addr: ATTEST,
+            addr: gateway,
             anchors: crate::http::certificates(&self.anchor)?,
         };
         let options = attester::Options {
@@ -232,7 +257,16 @@ impl Machine {
                 receipt: receipt.body.0,
             },
             attester::Outcome::Pending { code, .. } => Attested::Pending { code },
-            attester::Outcome::Refused { code, hint, .. } => Attested::Refused { code, hint },
+            attester::Outcome::Refused {
+                code,
+                hint,
+                correlation,
+                ..
+            } => Attested::Refused {
+                code,
+                hint,
+                correlation,
+            },
         };
         Ok((attested, attempts))
     }
@@ -313,6 +347,20 @@ impl Machine {
         self.ns
             .enter(|| Dhcp::open("eth0", self.mac, self.uuid_bytes())?.discover(OsRng.next_u32()))
             .map(drop)
+    }
+
+    /// The same behind a switch that adds this option 82.
+    ///
+    /// # Errors
+    /// No lease.
+    pub fn lease_behind(&self, relayed: &[u8]) -> Result<Lease> {
+        let lease = self.ns.enter(|| {
+            Dhcp::open("eth0", self.mac, self.uuid_bytes())?
+                .behind(relayed)
+                .lease(Stage::Attester, OsRng.next_u32())
+        })?;
+        self.address(lease.addr)?;
+        Ok(lease)
     }
 
     /// Runs `f` with a DHCP client on the machine's interface.

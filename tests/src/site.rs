@@ -303,17 +303,26 @@ impl Site {
         if let Some(boot) = self.honest.get() {
             return Ok(boot.clone());
         }
+        let boot = self.boot_of(None)?;
+        Ok(self.honest.get_or_init(|| boot).clone())
+    }
+
+    /// The same with this version of the UKI, else the newest.
+    ///
+    /// # Errors
+    /// As [`Site::honest_boot`].
+    pub fn boot_of(&self, version: Option<u64>) -> Result<Boot> {
         let artefacts = self.artefacts()?;
-        let of = |kind| {
+        let of = |kind, version: Option<u64>| {
             artefacts
                 .iter()
-                .filter(|a| a.kind == kind)
+                .filter(|a| a.kind == kind && version.is_none_or(|v| a.version == v))
                 .max_by_key(|a| a.version)
                 .with_context(|| format!("no {kind:?} in the catalogue"))
         };
-        let (ipxe, uki) = (of(Kind::Ipxe)?, of(Kind::Uki)?);
+        let (ipxe, uki) = (of(Kind::Ipxe, None)?, of(Kind::Uki, version)?);
         let bytes = fs::read(self.image_dir().join(&uki.file))?;
-        let boot = Boot {
+        Ok(Boot {
             secure_boot: true,
             db_cert: crate::http::certificates(&site_keys()?.db_certificate())?
                 .first()
@@ -325,8 +334,7 @@ impl Site {
                 .collect::<Result<_>>()?,
             stub: boot::measure::stub_events(&bytes)?,
             command_line: None,
-        };
-        Ok(self.honest.get_or_init(|| boot).clone())
+        })
     }
 
     /// Starts the daemon and waits until it is ready.

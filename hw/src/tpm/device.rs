@@ -433,6 +433,14 @@ impl Device {
 
 /// SHA-256 selection of these PCRs.
 pub(super) fn selection(pcrs: &[u8]) -> Result<PcrSelectionList, TpmError> {
+    selection_of(HashingAlgorithm::Sha256, pcrs)
+}
+
+/// Selection of these PCRs of one bank.
+pub(super) fn selection_of(
+    bank: HashingAlgorithm,
+    pcrs: &[u8],
+) -> Result<PcrSelectionList, TpmError> {
     let mut slots = Vec::with_capacity(pcrs.len());
     for pcr in pcrs {
         let slot = 1_u32
@@ -443,7 +451,7 @@ pub(super) fn selection(pcrs: &[u8]) -> Result<PcrSelectionList, TpmError> {
         slots.push(slot);
     }
     PcrSelectionListBuilder::new()
-        .with_selection(HashingAlgorithm::Sha256, &slots)
+        .with_selection(bank, &slots)
         .build()
         .map_err(|e| command_error("PCR selection", e))
 }

@@ -12,7 +12,7 @@ use tss_esapi::interface_types::resource_handles::Hierarchy;
 use tss_esapi::interface_types::session_handles::{AuthSession, PolicySession};
 use tss_esapi::structures::{
     Attest, Auth, Data, Digest, DigestList, DigestValues, EncryptedSecret, IdObject, Nonce,
-    Signature, SignatureScheme,
+    PcrSelectionList, Signature, SignatureScheme,
 };
 use tss_esapi::traits::Marshall;
 use tss_esapi::utils::TpmsContext;
@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 
 use super::device::{
     Device, NO_SESSION, PASSWORD, command_error, malformed, own_name, public_bytes, public_from,
-    selection,
+    selection, selection_of,
 };
 use super::template::{self, EK_KINDS, EkKind};
 use super::{Attested, DevId, DevIdKind, EndorsementKey, NodeTpm, TpmError, TpmProperties};
@@ -70,6 +70,35 @@ impl NodeDevice {
     /// As [`NodeTpm::create_ak`].
     pub fn create_owner_ak(&mut self, unique: [u8; 64]) -> Result<Vec<u8>, TpmError> {
         self.create_ak_in(Hierarchy::Owner, unique)
+    }
+
+    /// Quotes another bank, or with qualifyingData of any length. The attester never does: this is
+    /// for tests that show the gateway refuses it.
+    ///
+    /// # Errors
+    /// As [`NodeTpm::quote`].
+    pub fn quote_otherwise(
+        &mut self,
+        qualifying: &[u8],
+        bank: HashAlg,
+        pcrs: &[u8],
+    ) -> Result<Attested, TpmError> {
+        let hash = match bank {
+            HashAlg::Sha1 => HashingAlgorithm::Sha1,
+            HashAlg::Sha256 => HashingAlgorithm::Sha256,
+            HashAlg::Sha384 => HashingAlgorithm::Sha384,
+            HashAlg::Sha512 => HashingAlgorithm::Sha512,
+        };
+        let data = Data::try_from(qualifying).map_err(|e| command_error("qualifyingData", e))?;
+        self.quote_of(&data, &selection_of(hash, pcrs)?)
+    }
+
+    fn quote_of(&mut self, data: &Data, pcrs: &PcrSelectionList) -> Result<Attested, TpmError> {
+        let ak = self.ak()?;
+        let (attest, signature) = self.device.run("Quote", PASSWORD, |ctx| {
+            ctx.quote(ak, data.clone(), SignatureScheme::Null, pcrs.clone())
+        })?;
+        attested(&attest, &signature)
     }
 
     fn create_ak_in(
@@ -300,13 +329,7 @@ impl NodeTpm for NodeDevice {
     }
 
     fn quote(&mut self, qualifying: &[u8; 32], pcrs: &[u8]) -> Result<Attested, TpmError> {
-        let ak = self.ak()?;
-        let data = data_from(qualifying)?;
-        let pcrs = selection(pcrs)?;
-        let (attest, signature) = self.device.run("Quote", PASSWORD, |ctx| {
-            ctx.quote(ak, data.clone(), SignatureScheme::Null, pcrs.clone())
-        })?;
-        attested(&attest, &signature)
+        self.quote_of(&data_from(qualifying)?, &selection(pcrs)?)
     }
 
     fn pcr_read(&mut self, pcrs: &[u8]) -> Result<Vec<[u8; 32]>, TpmError> {

@@ -1,24 +1,28 @@
 //! A flood of hellos with made-up endorsement keys, each on a connection of its own and from many
-//! addresses, while one honest machine attests again and again. Rows 36, 37 and 61 of the liars'
+//! addresses, while one honest machine attests again and again. Rows 36 and 61 of the liars'
 //! suite: nobody is challenged twice for nothing, 10,000 keys buy a handful of records, and the claims
-//! of the flood do not push out a machine that is known.
+//! of the flood do not push out a machine that is known. Then made-up keys that answer their challenges:
+//! claims by the hundred, beside which a real machine is heard.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use attest_wire::tpm::{Public, PublicKind};
-use attest_wire::v1::{HELLO_PATH, Hello};
+use attest_wire::v1::{HELLO_PATH, Hello, Verdict};
+use gateway_core::limits::CLAIMS_UNVOUCHED_MAX;
+use gateway_core::record::Record;
 use rand_core::{OsRng, RngCore as _};
 
 use super::bounded::Figures;
-use super::refusals;
-use crate::exchange::{Connection, Node};
+use crate::event_log::EventLog;
+use crate::exchange::{Connection, Node, say_hello, send_evidence};
 use crate::netns::{GATEWAY_ADDR, Netns, PREFIX};
 use crate::report::Report;
 use crate::sim::{Attested, Machine, mac};
 use crate::site::{Options, Site};
+use crate::soft_tpm::SoftTpm;
 
 /// The attest listener.
 const GATEWAY: SocketAddrV4 = SocketAddrV4::new(GATEWAY_ADDR, 8443);
@@ -41,6 +45,9 @@ const SUMMED: Duration = Duration::from_secs(125);
 /// Summaries by code and ingress for each minute, the claims that are kept, and the honest
 /// machine's own.
 const RECORDS_MAX: u64 = 1_000;
+/// Software machines that claim; well beyond what may wait.
+const SOFTWARE_KEYS: usize = 1_000;
+const CLAIM: Duration = Duration::from_secs(5);
 
 /// Runs the scenario.
 ///
@@ -59,8 +66,9 @@ fn steps(report: &Report, site: &mut Site) -> Result<()> {
     let mut machine = Machine::plug(site, 1)?;
     machine.boot_honestly(site)?;
     machine.netboot()?;
-    machine.attest()?;
-    refusals::admit(site, &mut machine).context("the honest machine is not admitted")?;
+    claims(&machine)?;
+    approve(site, &machine)?;
+    attempt(&machine).context("the honest machine is not admitted")?;
     let liar = site.segment.plug(&site.run, "liar", mac(205))?;
     for number in 0..ADDRESSES {
         let address = format!("{}/{}", source(number), PREFIX);
@@ -68,10 +76,83 @@ fn steps(report: &Report, site: &mut Site) -> Result<()> {
     }
     let hello = template(&mut machine)?;
     report.check(
-        "10,000 hellos with made-up keys: an honest machine attests beside them",
-        flooded(report, site, &machine, &liar, &hello),
+        "attack_36: 10,000 hellos with made-up keys: an honest machine attests beside them",
+        attack_36_ten_thousand_hellos_with_made_up_keys(report, site, &machine, &liar, &hello),
+    );
+    report.check(
+        "attack_61: claims of software EKs end at their quota, a real machine's is heard",
+        attack_61_claims_of_software_keys_beside_a_real_machine(report, site, &liar),
+    );
+    report.check(
+        "the honest machine passes in the end",
+        attempt(&machine).map(drop),
     );
     report.check("the ledger verifies", site.verify_ledger().map(drop));
+    Ok(())
+}
+
+/// The machine is unknown: it waits.
+fn claims(machine: &Machine) -> Result<()> {
+    match machine.attest()? {
+        Attested::Pending { code } => ensure!(code == "ek.unknown", "code {code}"),
+        other => bail!("an unknown machine: {other:?}"),
+    }
+    Ok(())
+}
+
+fn approve(site: &Site, machine: &Machine) -> Result<()> {
+    let claim = site.desk.wait_machine("claim", CLAIM, |m| {
+        m.state == "pending" && m.macs.contains(&machine.mac)
+    })?;
+    site.desk.approve(&claim.machine)
+}
+
+/// Software EKs without a certificate: half of the list of claims is theirs and no more. A real TPM's
+/// claim has its place, and its owner finds it.
+fn attack_61_claims_of_software_keys_beside_a_real_machine(
+    report: &Report,
+    site: &Site,
+    liar: &Netns,
+) -> Result<()> {
+    let log = EventLog::of(&site.honest_boot()?);
+    let (mut waiting, mut refused) = (0, 0);
+    let begun = Instant::now();
+    liar.enter(|| {
+        for number in 0..SOFTWARE_KEYS {
+            let tpm = SoftTpm::new(&format!("SOFT-{number}"));
+            let from = source((number % usize::from(ADDRESSES)) as u8);
+            let mut connection = Connection::open_from(from, GATEWAY)?;
+            let (challenge, binding) = say_hello(&mut connection, &tpm.hello())?
+                .map_err(|refusal| anyhow::anyhow!("hello {number}: {}", refusal.code))?;
+            let evidence = tpm.evidence(&challenge, &binding, &log)?;
+            let result = send_evidence(&mut connection, &evidence)?;
+            match result.code.as_str() {
+                "ek.unknown" if result.verdict == Verdict::Pending => waiting += 1,
+                "claim.quota" if result.verdict == Verdict::NotAdmitted => refused += 1,
+                code => bail!("software key {number}: {:?} {code}", result.verdict),
+            }
+        }
+        Ok(())
+    })?;
+    let wall = begun.elapsed();
+    ensure!(
+        waiting == CLAIMS_UNVOUCHED_MAX && refused == SOFTWARE_KEYS - CLAIMS_UNVOUCHED_MAX,
+        "{waiting} wait, {refused} are refused"
+    );
+    let mut real = Machine::plug(site, 2)?;
+    real.boot_honestly(site)?;
+    real.netboot()?;
+    claims(&real).context("the real machine beside them")?;
+    approve(site, &real)?;
+    attempt(&real)?;
+    let quota = site.desk.records(
+        |record| matches!(record, Record::RefusalSummary(sum) if sum.last.code == "claim.quota"),
+    )?;
+    ensure!(!quota.is_empty(), "claim.quota is not in the ledger");
+    report.note(format!(
+        "{SOFTWARE_KEYS} software EKs in {:.1} s: {waiting} wait, {refused} refused by claim.quota",
+        wall.as_secs_f64()
+    ));
     Ok(())
 }
 
@@ -121,7 +202,7 @@ fn made_up(hello: &Hello) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&hello)?)
 }
 
-fn flooded(
+fn attack_36_ten_thousand_hellos_with_made_up_keys(
     report: &Report,
     site: &Site,
     machine: &Machine,
@@ -222,7 +303,7 @@ fn attempt(machine: &Machine) -> Result<Duration> {
     let begun = Instant::now();
     match machine.attest()? {
         Attested::Admitted { .. } => Ok(begun.elapsed()),
-        other => anyhow::bail!("the honest machine: {other:?}"),
+        other => bail!("the honest machine: {other:?}"),
     }
 }
 

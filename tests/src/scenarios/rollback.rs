@@ -51,8 +51,8 @@ fn steps(report: &Report, site: &mut Site) -> Result<()> {
     site.stop()?;
     copy(&site.state_dir(), &new)?;
     report.check(
-        "yesterday's copy of the state folder: ledger.rolled_back, exit code 5",
-        replace(&old, site).and_then(|()| refused(site, 5, &["ledger.rolled_back", "adopt"])),
+        "attack_43: yesterday's copy of the state folder: ledger.rolled_back, exit code 5",
+        attack_43_yesterday_s_copy_of_the_state(&old, site),
     );
     report.check(
         "the newest copy serves again",
@@ -61,8 +61,8 @@ fn steps(report: &Report, site: &mut Site) -> Result<()> {
             .and_then(|()| site.stop()),
     );
     report.check(
-        "the newest ledger without its last records: named",
-        replace(&new, site).and_then(|()| cut(site)),
+        "attack_44: the newest ledger without its last records, or one edited: named",
+        attack_44_a_ledger_cut_edited_or_thinned(&new, site),
     );
     report.check(
         "the state folder in another box: exit code 4",
@@ -179,14 +179,67 @@ fn held(site: &Site, counter: u64) -> Result<()> {
     Ok(())
 }
 
-/// The newest segment, cut behind the record before the last anchor.
-fn cut(site: &mut Site) -> Result<()> {
+fn attack_43_yesterday_s_copy_of_the_state(old: &Path, site: &mut Site) -> Result<()> {
+    replace(old, site)?;
+    refused(site, 5, &["ledger.rolled_back", "adopt"])
+}
+
+/// Cut, with one record changed, and with one record taken out.
+fn attack_44_a_ledger_cut_edited_or_thinned(new: &Path, site: &mut Site) -> Result<()> {
+    replace(new, site)?;
+    cut(site)?;
+    // The first record of the segment.
+    let first = |lines: &[Vec<u8>]| {
+        lines
+            .iter()
+            .position(|line| at(line, b"\"seq\":").is_some())
+    };
+    for (what, remove) in [("edited", false), ("removed", true)] {
+        replace(new, site)?;
+        let newest = newest_segment(site)?;
+        let before = std::fs::read(&newest)?;
+        let mut lines: Vec<Vec<u8>> = before
+            .split_inclusive(|byte| *byte == b'\n')
+            .map(<[u8]>::to_vec)
+            .collect();
+        let record = first(&lines).context("no record in the segment")?;
+        if remove {
+            lines.remove(record);
+        } else {
+            let time = at(&lines[record], b"\"time\":").context("a record without a time")?;
+            lines[record][time + 7] ^= 1;
+        }
+        std::fs::write(&newest, lines.concat())?;
+        // What was removed may look like a write that a power cut interrupted: only what was acknowledged says
+        // otherwise.
+        let verified = site.verify_ledger();
+        ensure!(remove || verified.is_err(), "{what}: {verified:?}");
+        let (code, log) = site.serve_expecting_end()?;
+        ensure!(code == Some(5), "{what}: expected 5, found {code:?}: {log}");
+        let file = newest.file_name().unwrap_or_default().to_string_lossy();
+        let named = [&*file, "cut or rolled back", "ledger.rolled_back"];
+        ensure!(named.iter().any(|word| log.contains(word)), "{what}: {log}");
+    }
+    Ok(())
+}
+
+/// Where a word begins.
+fn at(line: &[u8], word: &[u8]) -> Option<usize> {
+    line.windows(word.len()).position(|window| window == word)
+}
+
+fn newest_segment(site: &Site) -> Result<PathBuf> {
     let folder = site.state_dir().join("ledger");
     let mut segments: Vec<PathBuf> = std::fs::read_dir(&folder)?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<_>>()?;
     segments.sort();
-    let newest = segments.pop().context("no segment")?;
+    segments.pop().context("no segment")
+}
+
+/// The newest segment, cut behind the record before the last anchor.
+fn cut(site: &mut Site) -> Result<()> {
+    let newest = newest_segment(site)?;
     let len = std::fs::metadata(&newest)?.len();
     let file = std::fs::OpenOptions::new().write(true).open(&newest)?;
     file.set_len(len - len / 4)?;

@@ -13,9 +13,10 @@ use anyhow::{Context as _, Result, ensure};
 use attest_wire::tpm::Public;
 use hw::tpm::NodeTpm as _;
 
+use crate::event_log::EventLog;
 use crate::report::Report;
 use crate::run::output;
-use crate::sim::{Attested, Machine};
+use crate::sim::{ATTEST, Attested, Machine};
 use crate::site::{Options, Site};
 
 /// Machines of the storm of the suite.
@@ -98,7 +99,7 @@ fn storm(
     let machines = in_parallel(numbers, |number| plug(&site, number))?;
     let boot = site.honest_boot()?;
     let booted = in_parallel(machines, |mut machine| {
-        machine.measure(&boot)?;
+        machine.measure(EventLog::of(&boot))?;
         let declared = declare(&machine)?;
         Ok((machine, declared))
     })?;
@@ -202,10 +203,11 @@ fn walk(machine: &Machine, walked: &mut Walked) -> Result<()> {
     let mut at = Vec::new();
     // The first step that is told is the hello, before which the TPM makes its keys.
     let options = attester::Options::default();
-    let (outcome, attempts) = machine.attest_patiently(&options, ATTEMPTS, &mut |step, _| {
-        at.push((step.as_str(), last.elapsed()));
-        last = Instant::now();
-    })?;
+    let (outcome, attempts) =
+        machine.attest_patiently(ATTEST, &options, ATTEMPTS, &mut |step, _| {
+            at.push((step.as_str(), last.elapsed()));
+            last = Instant::now();
+        })?;
     walked.attempts = attempts;
     walked.steps.extend(at);
     match outcome {
