@@ -301,8 +301,8 @@ pub struct Verdict {
     pub macs: Vec<MacAddr>,
     /// TPM counters of the quote: reset, restart.
     pub counters: Option<(u32, u32)>,
-    /// What this attempt left in PCR 15, hex, where the quote proves it: the next attempt of the same
-    /// boot has it too.
+    /// SHA-256 of what this attempt left in PCR 15, hex, where the quote proves it: the next attempt of
+    /// the same boot has it too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_mark: Option<String>,
     /// Catalogue entry that the boot was matched to, hex digest.

@@ -88,6 +88,7 @@ impl NodeDevice {
             HashAlg::Sha256 => HashingAlgorithm::Sha256,
             HashAlg::Sha384 => HashingAlgorithm::Sha384,
             HashAlg::Sha512 => HashingAlgorithm::Sha512,
+            HashAlg::Sm3 => HashingAlgorithm::Sm3_256,
         };
         let data = Data::try_from(qualifying).map_err(|e| command_error("qualifyingData", e))?;
         self.quote_of(&data, &selection_of(hash, pcrs)?)

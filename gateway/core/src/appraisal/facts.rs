@@ -38,7 +38,7 @@ pub struct Binding {
     pub ek_names: Vec<EkName>,
     /// TPM counters (reset, restart) of its last accepted quote.
     pub counters: Option<(u32, u32)>,
-    /// What that attempt extended into PCR 15, hex.
+    /// SHA-256 of what that attempt extended into PCR 15, hex.
     pub boot_mark: Option<String>,
 }
 
@@ -201,7 +201,7 @@ pub struct Facts {
     pub disks: Vec<String>,
     /// (reset, restart) of the signed clockInfo.
     pub counters: Option<(u32, u32)>,
-    /// What this attempt extended into PCR 15, hex; proven by row 10.
+    /// SHA-256 of what this attempt extended into PCR 15, hex; proven by row 10.
     pub boot_mark: Option<String>,
     /// Quoted PCR values, SHA-256 bank.
     pub pcrs: BTreeMap<u8, [u8; 32]>,

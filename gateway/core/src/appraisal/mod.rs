@@ -347,7 +347,7 @@ fn appraise_log(
     let log = replay::replayed(evidence, boot_digest, &facts.pcrs, &mut quirks);
     facts.note(&quirks);
     let log = judge.row(Check::EventLog, modes.of(Check::EventLog), log);
-    facts.boot_mark = log.is_some().then(|| hex::encode(boot_digest));
+    facts.boot_mark = log.is_some().then(|| platform::mark_digest(boot_digest));
     let mode = modes.of(Check::Boot);
     let Some(log) = log else {
         judge.skip(Check::Boot, mode, "the event log does not match the quote");

@@ -5,6 +5,7 @@
 
 use attest_wire::tpm::ClockInfo;
 use attest_wire::v1::{Bytes, Hello};
+use sha2::{Digest as _, Sha256};
 
 use super::facts::{Binding, EkDirectory};
 use super::shown;
@@ -106,17 +107,23 @@ pub(super) fn appraise_freshness(
     ))
 }
 
-/// The boot of the last accepted attempt: its mark is in PCR 15.
+/// What is on record of a mark: SHA-256, hex.
+pub(super) fn mark_digest(mark: &[u8]) -> String {
+    hex::encode(Sha256::digest(mark))
+}
+
+/// The boot of the last accepted attempt: its mark is in PCR 15. Whoever lacks it is not told it, and what
+/// is on record is its digest, so that no reader of the ledger can extend it.
 fn appraise_mark(marks: Option<&[Bytes]>, binding: &Binding) -> Result<(), Reason> {
     let (Some(marks), Some(last)) = (marks, &binding.boot_mark) else {
         return Ok(());
     };
-    if marks.iter().any(|mark| hex::encode(&mark.0) == *last) {
+    if marks.iter().any(|mark| mark_digest(&mark.0) == *last) {
         return Ok(());
     }
     Err(Reason::new(
         "freshness.clone",
-        format!("{last} among the extends of PCR 15, from the last accepted attempt of this boot"),
+        "the mark of this boot's last accepted attempt among the extends of PCR 15",
         format!("{} extends without it", marks.len()),
         "the machine's last accepted quote",
         "two TPMs of one state run at once: find the other machine, withdraw the keys of both",

@@ -69,6 +69,8 @@ pub struct Node {
     pub unlogged: Vec<(u8, [u8; 32])>,
     /// Extends of PCR 15 before this session.
     pub pcr15: Vec<[u8; 32]>,
+    /// What the last session extended there.
+    pub mark: std::cell::Cell<[u8; 32]>,
 }
 
 /// One TLS connection with its challenge.
@@ -226,6 +228,7 @@ impl Node {
             log,
             unlogged: Vec::new(),
             pcr15: Vec::new(),
+            mark: std::cell::Cell::default(),
         }
     }
 
@@ -361,7 +364,8 @@ impl Node {
         let binding = Binding::new(session.hello_body, session.challenge_body, session.exporter);
         let activation = binding.digest("activation");
         let mut pcr15 = self.pcr15.clone();
-        pcr15.push(binding.digest("boot"));
+        self.mark.set(binding.digest("boot"));
+        pcr15.push(self.mark.get());
         let (quote, pcr_values) =
             self.quote(&binding.digest("quote"), &challenge.pcr_selection, &pcr15);
         Evidence {
