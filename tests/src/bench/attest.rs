@@ -341,6 +341,7 @@ fn registry(hello: &Hello, claims: &Claims) -> Result<Registry> {
         class: "standard".into(),
         ek_names: names.clone(),
         counters: None,
+        boot_mark: None,
     };
     let owners = names.into_iter().map(|name| (name, binding.clone()));
     Ok(Registry(owners.collect()))

@@ -109,7 +109,7 @@ fn storm(
     report.note(format!("{count} machines, each with its own swtpm"));
     if count >= LARGE {
         stand_back(&machines)?;
-        report.note("machines and their TPMs run when the daemon does not (SCHED_IDLE)".to_owned());
+        report.note("machines and their TPMs run when the daemon does not (SCHED_IDLE)");
     }
     let started = Instant::now();
     let cpu_before = site.cpu_secs();
