@@ -203,11 +203,12 @@ impl Gateway {
             registry.apply(*seq, *at, record);
             if let Record::Operator(act) = record {
                 crate::catalog::apply(&mut catalog, &act.act);
-                ek_store::apply(&mut ek_roots, *seq, *at, act);
+                ek_store::apply(&mut ek_roots, &mut registry, *seq, *at, act);
             }
             next_seq = seq + 1;
         }
         rules.catalog = std::sync::Arc::new(catalog);
+        registry.ek_roots_loaded(now, &ek_roots);
         rules.ek_roots = std::sync::Arc::new(ek_roots);
         for mark in &marks {
             registry.mark(mark);

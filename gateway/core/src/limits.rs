@@ -17,7 +17,8 @@ pub const CLAIMS_MAX: usize = 256;
 /// rest of the list is kept for those that have one.
 pub const CLAIMS_UNVOUCHED_MAX: usize = 128;
 
-/// A waiting claim whose facts have changed is written anew at most this often.
+/// A waiting claim whose facts have changed is written anew at most this often, and so are the EK
+/// certificates of any machine: a TPM signs itself as many as it likes.
 pub const CLAIM_CHANGE_MS: u64 = 60_000;
 
 /// Refusals of one machine that are written in full per summary period; the rest are summed. A

@@ -13,10 +13,12 @@ use attest_wire::v1::Verdict as WireVerdict;
 use gateway_core::admission::command::{Caller, Command, EkCaImport, Role};
 use gateway_core::admission::registry::Registry;
 use gateway_core::appraisal::ek_record::decode_der;
-use gateway_core::appraisal::{TimeTrust, x509};
+use gateway_core::appraisal::{EkRoots, TimeTrust, x509};
 use gateway_core::identity::{EkName, MachineId, UnixMillis};
 use gateway_core::inventory::Inventory;
-use gateway_core::limits::{EK_CA_MAX_BYTES, EK_CAS_PER_IMPORT_MAX, EK_UNMATCHED_MAX};
+use gateway_core::limits::{
+    CLAIM_CHANGE_MS, EK_CA_MAX_BYTES, EK_CAS_PER_IMPORT_MAX, EK_UNMATCHED_MAX,
+};
 use gateway_core::policy::{Policy, Preset};
 use gateway_core::reason::Reason;
 use gateway_core::record::{Act, Claim, EkCause, EkCertificate, EkCertificates, Record};
@@ -123,6 +125,34 @@ fn waiting(site: &Site) -> Vec<(String, String)> {
                 .map(move |m| (name.clone(), machine(m)))
         })
         .collect()
+}
+
+/// The records of EK certificates in the ledger.
+fn ek_records(site: &Site) -> Vec<&EkCertificates> {
+    let records = site.disk.ledger.iter().map(|(.., record)| record);
+    records
+        .filter_map(|record| match record {
+            Record::EkCertificates(certificates) => Some(certificates),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Attests again and again, each time with another of these certificates, or with none.
+fn alternate(site: &mut Site, node: &mut Node, certs: &[Vec<u8>], conns: std::ops::Range<u64>) {
+    let begun = site.now;
+    for conn in conns {
+        let turn = conn as usize % (certs.len() + 1);
+        node.eks[0].cert = certs.get(turn).cloned();
+        let (status, result) = site.attempt_refused(node, conn, PEER);
+        assert!(matches!(status, 200 | 202 | 403), "{}", result.hint);
+        assert!(
+            status != 403 || result.code == "issue.budget",
+            "{}",
+            result.code
+        );
+    }
+    assert!(site.now.0 < begun.0 + CLAIM_CHANGE_MS);
 }
 
 fn last(site: &Site) -> &Record {
@@ -544,22 +574,115 @@ fn a_ca_that_is_taken_out_vouches_for_nobody() {
     );
 }
 
+/// A file that is gone after a restart vouches for nobody, though the ledger says nothing of it.
 #[test]
-fn a_ca_taken_out_while_the_evidence_is_judged_admits_nobody() {
-    let ca = root("Vendor Root");
+fn a_file_that_is_taken_out_vouches_for_nobody_after_the_restart() {
+    let ca = root("File Root");
     let mut site = Site::new();
-    import(&mut site, &[&ca.der]);
+    site.declared.ek_roots.add_from("x.pem", &ca.der).unwrap();
+    site.restart();
     let node = certified(&ca);
     let id = claim(&mut site, &node, 1);
     site.approve(&id);
-    let hello = site.hello(&node, 2, PEER);
-    site.hold = true;
-    site.evidence(&node, 2, &hello);
+    assert_eq!(site.attempt(&node, 2, PEER).0, 200);
+    assert_eq!(site.gateway.ek_export(false).certificates.len(), 1);
+    let with_file = std::mem::take(&mut site.declared.ek_roots);
+    site.restart();
+    assert_eq!(assurance(&site, &id), "bare-ek");
+    assert_eq!(codes(&site, &id), ["ek_ca.removed"]);
+    assert_eq!(waiting(&site).len(), 1);
+    let export = site.gateway.ek_export(true);
+    assert!(export.certificates.is_empty(), "{export:?}");
+    assert_eq!(export.without.len(), 1);
+    // The file is back.
+    site.declared.ek_roots = with_file;
+    site.restart();
+    assert_eq!(assurance(&site, &id), "vendor-chain");
+    assert!(codes(&site, &id).is_empty());
+    assert_eq!(site.gateway.ek_export(false).certificates.len(), 1);
+}
+
+#[test]
+fn a_ca_that_is_a_file_too_goes_on_vouching_when_the_import_is_taken_out() {
+    let ca = root("Vendor Root");
+    let mut site = Site::new();
+    import(&mut site, &[&ca.der]);
+    site.declared.ek_roots.add_from("x.pem", &ca.der).unwrap();
+    site.restart();
+    let node = certified(&ca);
+    let id = claim(&mut site, &node, 1);
     remove(&mut site, &ca.der);
-    site.release();
-    let (status, result) = site.result();
-    assert_eq!((status, &*result.code), (403, "ek_ca.removed"));
-    assert!(result.devid_chain.is_empty());
+    for _ in 0..2 {
+        assert_eq!(assurance(&site, &id), "vendor-chain");
+        assert!(codes(&site, &id).is_empty() && waiting(&site).is_empty());
+        site.restart();
+    }
+    site.declared.ek_roots = EkRoots::default();
+    site.restart();
+    assert_eq!(assurance(&site, &id), "bare-ek");
+    assert_eq!(codes(&site, &id), ["ek_ca.removed"]);
+}
+
+#[test]
+fn a_ca_taken_out_while_the_evidence_is_judged_admits_nobody() {
+    let vendor_root = root("Vendor Root");
+    let ica = intermediate(&vendor_root, "Vendor EK CA", |_| {});
+    for gone in [&vendor_root, &ica] {
+        let mut site = Site::new();
+        import(&mut site, &[&vendor_root.der, &ica.der]);
+        let node = certified(&ica);
+        let id = claim(&mut site, &node, 1);
+        site.approve(&id);
+        let hello = site.hello(&node, 2, PEER);
+        site.hold = true;
+        site.evidence(&node, 2, &hello);
+        remove(&mut site, &gone.der);
+        site.release();
+        let (status, result) = site.result();
+        assert_eq!((status, &*result.code), (403, "ek_ca.removed"));
+        assert!(result.devid_chain.is_empty());
+        // Nor does the attempt put the chain back on record.
+        assert_eq!(ek_records(&site).len(), 1);
+        assert_eq!(assurance(&site, &id), "bare-ek");
+        assert_eq!(waiting(&site).len(), 1);
+    }
+}
+
+/// A software TPM signs itself as many certificates as it likes.
+#[test]
+fn certificates_that_alternate_fill_no_ledger() {
+    let made = [root("Made up"), root("Made up too")];
+    let mut site = Site::new();
+    let mut node = node();
+    let certs = made
+        .each_ref()
+        .map(|ca| issue(&node.eks[0].public, ca, |_| {}));
+    alternate(&mut site, &mut node, &certs, 0..50);
+    site.restart();
+    alternate(&mut site, &mut node, &certs, 50..100);
+    assert_eq!(ek_records(&site).len(), 1);
+    site.wait(CLAIM_CHANGE_MS);
+    alternate(&mut site, &mut node, &certs, 100..110);
+    assert_eq!(ek_records(&site).len(), 2);
+}
+
+/// Nor does one that an owner has approved, with certificates that its vendor signed.
+#[test]
+fn certificates_of_a_bound_machine_that_alternate_fill_no_ledger() {
+    let ca = root("Vendor Root");
+    let mut site = Site::new();
+    import(&mut site, &[&ca.der]);
+    let mut node = node();
+    let certs = [(); 2].map(|()| issue(&node.eks[0].public, &ca, |_| {}));
+    node.eks[0].cert = Some(certs[0].clone());
+    let id = claim(&mut site, &node, 1);
+    site.approve(&id);
+    alternate(&mut site, &mut node, &certs, 2..102);
+    assert!(site.disk.ledger.len() > 60, "it was admitted, and refused");
+    assert_eq!(ek_records(&site).len(), 1);
+    site.wait(CLAIM_CHANGE_MS);
+    alternate(&mut site, &mut node, &certs, 102..112);
+    assert_eq!(ek_records(&site).len(), 2);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::machine::State;
 use super::registry::{Machine, Registry};
-use crate::appraisal::ek_record;
+use crate::appraisal::{EkRoots, ek_record};
 use crate::identity::{MachineId, UnixMillis};
 use crate::limits;
 use crate::reason::Reason;
@@ -20,6 +20,9 @@ pub struct EkOnRecord {
     pub chain: Vec<CarriedCertificate>,
     /// Since when an issuer is missing.
     pub since: UnixMillis,
+    /// When the machine last had its certificates written down; none when an owner has acted since,
+    /// or its claim was written anew.
+    pub(super) shown_at: Option<UnixMillis>,
 }
 
 impl EkOnRecord {
@@ -86,10 +89,11 @@ fn exchange(reasons: &mut Vec<Reason>, old: &[EkCertificate], new: &EkCertificat
 }
 
 impl Registry {
-    /// What is to be written down of certificates that a machine has shown; none when it is on record.
-    /// Bytes that are on record are left out.
+    /// What is to be written down of certificates that a machine has shown; none when it is on record,
+    /// or when something else was written a moment ago. Bytes that are on record are left out.
     pub(super) fn ek_news(
         &self,
+        now: UnixMillis,
         id: &MachineId,
         certs: &[EkCertificate],
         chain: &[CarriedCertificate],
@@ -97,6 +101,10 @@ impl Registry {
         let nothing = EkOnRecord::default();
         let machine = self.get(id)?;
         let known = machine.ek.as_ref().unwrap_or(&nothing);
+        let fresh = |at: UnixMillis| now.0.saturating_sub(at.0) < limits::CLAIM_CHANGE_MS;
+        if known.shown_at.is_some_and(fresh) {
+            return None;
+        }
         let same = known.certs.len() == certs.len()
             && known
                 .certs
@@ -143,6 +151,10 @@ impl Registry {
             certs,
             chain,
             since: if same && was_open { old.since } else { at },
+            shown_at: match record.cause {
+                EkCause::Attestation => Some(at),
+                EkCause::CaArrived => old.shown_at,
+            },
         });
         // What an admission is worth is said by its verdict.
         if record.cause == EkCause::CaArrived || machine.state == State::Pending {
@@ -175,7 +187,15 @@ impl Registry {
         self.queue_unmatched(&record.machine);
     }
 
-    /// An imported CA was taken out: a chain through it is none any more.
+    /// The owner has changed the store: what a machine shows next may be news.
+    pub(super) fn ek_cas_changed(&mut self) {
+        let eks = self.machines.values_mut();
+        for ek in eks.filter_map(|machine| machine.ek.as_mut()) {
+            ek.shown_at = None;
+        }
+    }
+
+    /// An imported CA was taken out, and no file holds it: a chain through it is none any more.
     pub(super) fn apply_ek_ca_removed(
         &mut self,
         seq: u64,
@@ -184,28 +204,49 @@ impl Registry {
         subject: &str,
         by: &str,
     ) {
-        let through = |cert: &EkCertificate| cert.path.iter().any(|ca| ca == sha256);
-        let hit: Vec<MachineId> = self
-            .machines
-            .values()
-            .filter(|machine| machine.ek.iter().flat_map(|ek| &ek.certs).any(through))
-            .map(|machine| machine.id.clone())
-            .collect();
-        for id in hit {
-            let Some(machine) = self.machines.get_mut(&id) else {
-                continue;
-            };
+        let reason = removed(subject);
+        let through = |cert: &EkCertificate| {
+            let hit = cert.path.iter().any(|ca| ca == sha256);
+            hit.then(|| reason.clone())
+        };
+        for (id, assurance) in self.ek_chains_end(at, through) {
+            let text = format!("CA of its EK certificate taken out by {by}: now {assurance}");
+            self.note(&id, seq, at, None, text, vec![reason.clone()]);
+        }
+    }
+
+    /// After a replay: a file of the folder of EK roots may be gone, of which the ledger says nothing.
+    pub fn ek_roots_loaded(&mut self, at: UnixMillis, roots: &EkRoots) {
+        self.ek_chains_end(at, |cert| {
+            let anchor = cert.path.last()?;
+            (!trusted(roots, anchor)).then(|| removed(&format!("CA {anchor}")))
+        });
+    }
+
+    /// Takes the chains away for which `gone` has a reason; the machines, and what they are worth now.
+    fn ek_chains_end(
+        &mut self,
+        at: UnixMillis,
+        gone: impl Fn(&EkCertificate) -> Option<Reason>,
+    ) -> Vec<(MachineId, String)> {
+        let mut hit = Vec::new();
+        for machine in self.machines.values_mut() {
             let Some(ek) = &mut machine.ek else { continue };
-            let reason = removed(subject);
+            if !ek.certs.iter().any(|cert| gone(cert).is_some()) {
+                continue;
+            }
             let old = ek.certs.clone();
-            for cert in ek.certs.iter_mut().filter(|cert| through(cert)) {
-                cert.path.clear();
-                cert.reason = Some(reason.clone());
+            for cert in &mut ek.certs {
+                if let Some(reason) = gone(cert) {
+                    cert.path.clear();
+                    cert.reason = Some(reason);
+                }
             }
             ek.since = at;
+            ek.shown_at = None;
             let assurance = ek_record::assurance(&ek.certs).to_owned();
             let now = EkCertificates {
-                machine: id.clone(),
+                machine: machine.id.clone(),
                 cause: EkCause::CaArrived,
                 assurance: assurance.clone(),
                 certs: ek.certs.clone(),
@@ -217,11 +258,13 @@ impl Registry {
                 claim.assurance.clone_from(&assurance);
                 exchange(&mut claim.would_refuse, &old, &now);
             }
-            let text = format!("CA of its EK certificate taken out by {by}: now {assurance}");
-            machine.assurance = Some(assurance);
-            self.note(&id, seq, at, None, text, vec![reason]);
-            self.queue_unmatched(&id);
+            machine.assurance = Some(assurance.clone());
+            hit.push((machine.id.clone(), assurance));
         }
+        for (id, _) in &hit {
+            self.queue_unmatched(id);
+        }
+        hit
     }
 
     /// Machines whose EK certificates have no chain, the longest waiting first.
@@ -263,6 +306,12 @@ impl Registry {
             self.ek_unmatched_dropped += 1;
         }
     }
+}
+
+/// Whether a chain may end in the certificate with this digest, as a record has it.
+pub(super) fn trusted(roots: &EkRoots, sha256: &str) -> bool {
+    let mut id = [0; 32];
+    hex::decode_to_slice(sha256, &mut id).is_ok() && roots.trusts(&id)
 }
 
 /// What to say of a chain whose CA is no longer trusted.

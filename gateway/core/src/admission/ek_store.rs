@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::command::{Caller, EkCaImport, Role, demand, text};
-use super::ek_certs::{EkOnRecord, removed};
-use super::registry::Machine;
+use super::ek_certs::{EkOnRecord, removed, trusted};
+use super::registry::{Machine, Registry};
 use super::{Admission, Outbox};
 use crate::appraisal::ek::{CaRole, EkRoots, KnownCa, Provenance, TimeTrust, ca_size, id_of};
 use crate::appraisal::ek_record::{self, decode_der, encode_der};
@@ -25,9 +25,16 @@ use crate::view::{
 /// An expiry this near is told, in seconds: a vendor's new CA is found and imported in a quarter.
 const SOON_SECS: i64 = 90 * 86_400;
 
-/// Folds an owner's act into the certificates; acts on anything else change nothing. What the ledger
-/// holds was judged when it was written, so it is taken as it says.
-pub fn apply(roots: &mut EkRoots, seq: u64, at: UnixMillis, act: &OperatorAct) {
+/// Folds an owner's act into the certificates, and into the machines whose chains rest on them; acts
+/// on anything else change nothing. What the ledger holds was judged when it was written, so it is
+/// taken as it says.
+pub fn apply(
+    roots: &mut EkRoots,
+    registry: &mut Registry,
+    seq: u64,
+    at: UnixMillis,
+    act: &OperatorAct,
+) {
     match &act.act {
         Act::EkCaImport {
             role, source, der, ..
@@ -47,11 +54,20 @@ pub fn apply(roots: &mut EkRoots, seq: u64, at: UnixMillis, act: &OperatorAct) {
                 CaRole::Link
             };
             roots.insert(KnownCa::new(cert, from), role);
+            registry.ek_cas_changed();
         }
-        Act::EkCaRemove { sha256, .. } => {
+        Act::EkCaRemove {
+            sha256, subject, ..
+        } => {
             let mut id = [0; 32];
-            if hex::decode_to_slice(sha256, &mut id).is_ok() {
-                roots.remove(&id);
+            if hex::decode_to_slice(sha256, &mut id).is_err() {
+                return;
+            }
+            roots.remove(&id);
+            registry.ek_cas_changed();
+            // A file may hold it as well, and goes on vouching.
+            if roots.find(&id).is_none() {
+                registry.apply_ek_ca_removed(seq, at, sha256, subject, &act.by);
             }
         }
         Act::ClaimAppliance
@@ -225,7 +241,12 @@ impl Admission {
         facts: &Facts,
         out: &mut Outbox,
     ) {
-        let news = self.registry.ek_news(id, &facts.ek_certs, &facts.ek_chain);
+        // Chains through a CA that was taken out meanwhile must not come back on record.
+        if self.cas_still_known(facts).is_err() {
+            return;
+        }
+        let (certs, chain) = (&facts.ek_certs, &facts.ek_chain);
+        let news = self.registry.ek_news(now, id, certs, chain);
         let Some((certs, chain)) = news else { return };
         let record = EkCertificates {
             machine: id.clone(),
@@ -238,17 +259,19 @@ impl Admission {
         self.write(now, Record::EkCertificates(record), out);
     }
 
-    /// The owner may have taken a CA out while the evidence was judged.
-    pub(super) fn anchors_still_trusted(&self, facts: &Facts) -> Result<(), Reason> {
-        let anchors = facts.ek_certs.iter().filter_map(|cert| cert.path.last());
-        for anchor in anchors {
-            let mut id = [0; 32];
-            let read = hex::decode_to_slice(anchor, &mut id).is_ok();
-            if !read || !self.rules.ek_roots.trusts(&id) {
-                return Err(removed(&format!("CA {anchor}")));
-            }
+    /// The owner may have taken a CA out while the evidence was judged: an anchor, or a link that the
+    /// store held. One that only the machine brought is not the owner's to take out.
+    pub(super) fn cas_still_known(&self, facts: &Facts) -> Result<(), Reason> {
+        let roots = &self.rules.ek_roots;
+        let mut cas = facts.ek_cas.iter();
+        if let Some(gone) = cas.find(|id| roots.find(id).is_none()) {
+            return Err(removed(&format!("CA {}", hex::encode(gone))));
         }
-        Ok(())
+        let mut anchors = facts.ek_certs.iter().filter_map(|cert| cert.path.last());
+        match anchors.find(|anchor| !trusted(roots, anchor)) {
+            Some(gone) => Err(removed(&format!("CA {gone}"))),
+            None => Ok(()),
+        }
     }
 
     /// EK certificates without a chain, by the issuer that is missing.
@@ -304,6 +327,11 @@ impl Admission {
                     why = format!("its issuer is unknown: {}", cert.issuer);
                     continue;
                 };
+                let anchor = cert.path.last();
+                if !anchor.is_some_and(|anchor| trusted(roots, anchor)) {
+                    why = format!("its chain ends in no CA that is trusted: {}", cert.issuer);
+                    continue;
+                }
                 let Some(ca) = issuer_certificate(roots, ek, issuer) else {
                     why = format!("the certificate of its issuer is not kept: {}", cert.issuer);
                     continue;

@@ -290,7 +290,7 @@ impl Admission {
         };
         let correlation = session.correlation.clone();
         let still = self.may_attest(&id).and_then(|()| {
-            self.anchors_still_trusted(&proof.facts)?;
+            self.cas_still_known(&proof.facts)?;
             if !unchanged {
                 return Err(rules_changed());
             }
@@ -402,7 +402,7 @@ impl Admission {
             claim.would_refuse.push(contested(&claim, rival));
         }
         let fits = self
-            .anchors_still_trusted(facts)
+            .cas_still_known(facts)
             .and_then(|()| self.claim_fits(&claim, &session.ingress, vouched));
         if let Err(reason) = fits.and_then(|()| self.claim_stays(now, &claim)) {
             let correlation = session.correlation.clone();
@@ -560,7 +560,7 @@ impl Admission {
         let seq = self.write(now, Record::Operator(act.clone()), out);
         if let Act::EkCaImport { .. } | Act::EkCaRemove { .. } = &act.act {
             let roots = Arc::make_mut(&mut self.rules.ek_roots);
-            ek_store::apply(roots, seq, now, &act);
+            ek_store::apply(roots, &mut self.registry, seq, now, &act);
         }
     }
 

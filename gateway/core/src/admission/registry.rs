@@ -319,6 +319,9 @@ impl Registry {
             .or_insert_with(|| Machine::new(claim.machine.clone(), State::Pending, at));
         machine.claim = Some(claim.clone());
         machine.claimed_at = at;
+        if let Some(ek) = &mut machine.ek {
+            ek.shown_at = None;
+        }
         machine.assurance = Some(claim.assurance.clone());
         machine.reasons = claim.would_refuse.clone();
         machine.macs = claim.macs.iter().copied().collect();
@@ -384,14 +387,10 @@ impl Registry {
                 format!("withdrawn by {by}: {why}"),
             ),
             Act::Retire { machine } => (machine, Event::Retired, format!("retired by {by}")),
-            Act::EkCaRemove {
-                sha256, subject, ..
-            } => {
-                self.apply_ek_ca_removed(seq, at, sha256, subject, by);
-                return;
-            }
+            // What follows for the machines rests on the store: `ek_store::apply`.
             Act::ClaimAppliance
             | Act::EkCaImport { .. }
+            | Act::EkCaRemove { .. }
             | Act::AdoptLedger { .. }
             | Act::ImageAdd { .. }
             | Act::ImageFloor { .. }

@@ -4,7 +4,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::ek::{Assurance, EkRoots, Noted, Shown, TimeTrust, appraise_chain, id_of};
+use super::ek::{Assurance, CertId, EkRoots, Noted, Shown, TimeTrust, appraise_chain, id_of};
 use super::shown;
 use super::x509::Cert;
 use crate::identity::EkName;
@@ -43,6 +43,12 @@ impl Recorder {
         }
         self.certs.push(cert);
         self.paths.extend(seen.path);
+    }
+
+    /// The CAs of the chains that the store holds.
+    pub fn stored(&self, roots: &EkRoots) -> Vec<CertId> {
+        let ids = self.paths.iter().map(|cert| id_of(&cert.der));
+        ids.filter(|id| roots.find(id).is_some()).collect()
     }
 
     /// All of it, with those of the certificates beside them that are in no other place: the whole

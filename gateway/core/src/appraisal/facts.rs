@@ -8,7 +8,7 @@ use attest_wire::v1::{self, Hello};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-use super::ek::{Assurance, EkRoots, TimeTrust};
+use super::ek::{Assurance, CertId, EkRoots, TimeTrust};
 use super::quirks::Quirk;
 use super::relay::RelayWord;
 use super::table::Check;
@@ -225,6 +225,8 @@ pub struct Facts {
     pub ek_certs: Vec<record::EkCertificate>,
     /// CA certificates that came with them and are in no other place.
     pub ek_chain: Vec<record::CarriedCertificate>,
+    /// CA certificates of their chains that the store held.
+    pub ek_cas: Vec<CertId>,
     /// [`Hello::report_sha256`], hex; what an owner compares.
     pub report_sha256: String,
     /// Digest of the policy in force, hex.

@@ -565,6 +565,7 @@ fn appraise_certs(
             Err(reason) => reasons.push(reason),
         }
     }
+    facts.ek_cas = recorder.stored(ctx.ek_roots);
     (facts.ek_certs, facts.ek_chain) = recorder.finish(&chain, ctx.ek_roots);
     let bare = eks.iter().all(|ek| ek.assurance == Assurance::BareEk);
     if bare && reasons.is_empty() && ctx.policy.require_ek_cert() {
