@@ -313,6 +313,19 @@ pub struct EkCaExport {
     pub certificates: Vec<EkExportedCa>,
     /// Admitted machines that none of them is for.
     pub without: Vec<WithoutIssuer>,
+    /// Of all that are known: those that row 4 takes in no chain, so they are left out.
+    pub skipped: Vec<EkSkippedCa>,
+}
+
+/// A known CA that an export of all leaves out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EkSkippedCa {
+    /// SHA-256 of its DER, hex.
+    pub sha256: String,
+    /// Its subject.
+    pub subject: String,
+    /// Why.
+    pub why: String,
 }
 
 /// One certificate of an export.

@@ -623,6 +623,72 @@ fn a_ca_that_is_a_file_too_goes_on_vouching_when_the_import_is_taken_out() {
     assert_eq!(codes(&site, &id), ["ek_ca.removed"]);
 }
 
+/// SPIRE trusts each certificate of the file by itself.
+#[test]
+fn an_export_of_all_leaves_out_what_row_4_takes_in_no_chain() {
+    let vendor_root = root("Vendor Root");
+    let good = intermediate(&vendor_root, "Good CA", |_| {});
+    let over = at(NOW) - Duration::days(1);
+    let old = intermediate(&vendor_root, "Old CA", |p| p.not_after = over);
+    let below = intermediate(&old, "Below the old CA", |_| {});
+    let orphan = intermediate(&root("Unknown Root"), "Orphan CA", |_| {});
+    // A root that was renewed under its key: what it signed is worth something again.
+    let renewed = root("Renewed Root");
+    let mut params = ca_params("Renewed Root", unlimited());
+    params.not_after = over;
+    let before = params.self_signed(renewed.issuer.key()).unwrap();
+    let kept = intermediate(&renewed, "Kept CA", |_| {});
+    let mut site = Site::new();
+    site.time = vendor::rtc(NOW);
+    import(
+        &mut site,
+        &[
+            &vendor_root.der,
+            &good.der,
+            &old.der,
+            &below.der,
+            &orphan.der,
+            before.der(),
+            &kept.der,
+            &renewed.der,
+        ],
+    );
+    let export = site.gateway.ek_export(true);
+    let mut subjects: Vec<_> = export.certificates.iter().map(|ca| &*ca.subject).collect();
+    subjects.sort_unstable();
+    assert_eq!(
+        subjects,
+        [
+            "CN=Good CA",
+            "CN=Kept CA",
+            "CN=Renewed Root",
+            "CN=Vendor Root"
+        ]
+    );
+    assert!(
+        export
+            .certificates
+            .iter()
+            .all(|ca| decode_der(&ca.der).unwrap() != before.der().to_vec())
+    );
+    let mut skipped: Vec<_> = export
+        .skipped
+        .iter()
+        .map(|ca| (&*ca.subject, ca.why.split(':').next().unwrap()))
+        .collect();
+    skipped.sort_unstable();
+    assert_eq!(
+        skipped,
+        [
+            ("CN=Below the old CA", "a CA above it is not valid"),
+            ("CN=Old CA", "ek.cert.expired"),
+            ("CN=Orphan CA", "no chain to a root"),
+            ("CN=Renewed Root", "ek.cert.expired"),
+        ]
+    );
+    assert!(site.gateway.ek_export(false).skipped.is_empty());
+}
+
 #[test]
 fn a_ca_taken_out_while_the_evidence_is_judged_admits_nobody() {
     let vendor_root = root("Vendor Root");

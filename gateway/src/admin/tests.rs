@@ -138,6 +138,7 @@ fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
                     machine: MachineId("node-1".to_owned()),
                     why: format!("all {all}"),
                 }],
+                skipped: Vec::new(),
             });
         }
         Asked::Images(tx) => {

@@ -316,6 +316,7 @@ fn export(out: &Output, file: &Path, all: bool, desk: &Desk) -> Result<Exit, Fai
         "file": file,
         "certificates": export.certificates.len(),
         "without": export.without,
+        "skipped": export.skipped,
     });
     out.print(&value, || exported_text(file, &export));
     Ok(Exit::Done)
@@ -376,6 +377,10 @@ fn exported_text(file: &Path, export: &EkCaExport) -> String {
             plain(&machine.why)
         );
     }
+    for ca in &export.skipped {
+        let (subject, why) = (plain(&ca.subject), plain(&ca.why));
+        let _ = writeln!(text, "skipped: {subject}, sha256 {}: {why}", ca.sha256);
+    }
     let _ = writeln!(
         text,
         "{}: {} certificates; {} admitted machines have none in it",
@@ -403,6 +408,7 @@ mod tests {
                 machines: Vec::new(),
             }],
             without: Vec::new(),
+            skipped: Vec::new(),
         };
         let text = bundle(&export).expect("base64");
         let begins = |line: &&str| line.starts_with("-----BEGIN");

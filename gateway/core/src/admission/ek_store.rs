@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use super::command::{Caller, EkCaImport, Role, demand, text};
+use super::effect::Rules;
 use super::ek_certs::{EkOnRecord, removed, trusted};
 use super::registry::{Machine, Registry};
 use super::{Admission, Outbox};
-use crate::appraisal::ek::{CaRole, EkRoots, KnownCa, Provenance, TimeTrust, ca_size, id_of};
+use crate::appraisal::ek::{self, CaRole, EkRoots, KnownCa, Provenance, TimeTrust, ca_size, id_of};
 use crate::appraisal::ek_record::{self, decode_der, encode_der};
 use crate::appraisal::x509::{Cert, rfc3339};
 use crate::appraisal::{Facts, shown};
@@ -19,7 +20,7 @@ use crate::reason::Reason;
 use crate::record::{Act, EkCause, EkCertificates, OperatorAct, Record};
 use crate::view::{
     EkCaExport, EkCaImported, EkCaList, EkCaOutcome, EkCaResult, EkCaView, EkCrlView, EkExportedCa,
-    EkUnmatched, EkUnmatchedList, EkUnmatchedMachine, Expiry, WithoutIssuer,
+    EkSkippedCa, EkUnmatched, EkUnmatchedList, EkUnmatchedMachine, Expiry, WithoutIssuer,
 };
 
 /// An expiry this near is told, in seconds: a vendor's new CA is found and imported in a quarter.
@@ -310,8 +311,8 @@ impl Admission {
         }
     }
 
-    /// The direct issuers of the EK certificates of admitted machines, or with `all` every CA that is
-    /// known as well. In order of their digest.
+    /// The direct issuers of the EK certificates of admitted machines, or with `all` every CA that
+    /// row 4 could take now as well. In order of their digest.
     pub fn ek_export(&self, all: bool) -> EkCaExport {
         let roots = &self.rules.ek_roots;
         let mut cas: BTreeMap<[u8; 32], EkExportedCa> = BTreeMap::new();
@@ -349,15 +350,49 @@ impl Admission {
                 });
             }
         }
-        if all {
-            for (known, _) in roots.list() {
-                cas.entry(known.id).or_insert_with(|| exported(&known.cert));
+        let mut skipped = BTreeMap::new();
+        for (known, _) in roots.list().filter(|_| all) {
+            if cas.contains_key(&known.id) {
+                continue;
+            }
+            match self.worthless(known) {
+                None => {
+                    cas.insert(known.id, exported(&known.cert));
+                }
+                Some(why) => {
+                    let ca = EkSkippedCa {
+                        sha256: hex::encode(known.id),
+                        subject: shown(&known.cert.subject_text()),
+                        why,
+                    };
+                    skipped.insert(known.id, ca);
+                }
             }
         }
         EkCaExport {
             certificates: cas.into_values().collect(),
             without,
+            skipped: skipped.into_values().collect(),
         }
+    }
+
+    /// Why a verifier that knows no chains must not trust this CA: row 4 would take none through it.
+    fn worthless(&self, known: &KnownCa) -> Option<String> {
+        let Rules {
+            ek_roots,
+            time,
+            policy,
+            ..
+        } = &self.rules;
+        let valid = |cert: &Cert| ek::validity("CA", cert, *time, policy);
+        if !ek_roots.reaches_anchor(&known.id) {
+            return Some("no chain to a root".to_owned());
+        }
+        if let Err(reason) = valid(&known.cert) {
+            return Some(format!("{}: {}", reason.code, reason.found));
+        }
+        let reaches = ek_roots.reaches_anchor_by(&known.id, &|cert| valid(cert).is_ok());
+        (!reaches).then(|| "a CA above it is not valid".to_owned())
     }
 
     /// The certificates and revocation lists, files and imported ones together.

@@ -306,7 +306,16 @@ pub fn usage(leaf: &Cert) -> Result<(), Reason> {
     }
 }
 
-fn validity(what: &str, cert: &Cert, time: TimeTrust, policy: &Policy) -> Result<(), Reason> {
+/// Whether a certificate is valid now, as far as the clock and the policy say.
+///
+/// # Errors
+/// `ek.cert.expired` or `ek.cert.not_yet_valid`.
+pub(crate) fn validity(
+    what: &str,
+    cert: &Cert,
+    time: TimeTrust,
+    policy: &Policy,
+) -> Result<(), Reason> {
     let Some((now, only_floor)) = time.secs() else {
         return Ok(());
     };

@@ -304,16 +304,29 @@ impl EkRoots {
     /// Whether signatures lead from this certificate to an anchor. Says nothing about time, depth or
     /// purpose: row 4 judges those for each EK.
     pub fn reaches_anchor(&self, id: &CertId) -> bool {
-        let mut at = *id;
+        self.reaches_anchor_by(id, &|_| true)
+    }
+
+    /// The same, by certificates that `fits` takes, this one included.
+    pub fn reaches_anchor_by(&self, id: &CertId, fits: &dyn Fn(&Cert) -> bool) -> bool {
+        let mut at = self.find(id).filter(|(known, _)| fits(&known.cert));
         for _ in 0..LINKS_MAX {
-            if self.trusts(&at) {
-                return true;
-            }
-            let link = self.links.iter().find(|link| link.id == at);
-            let Some(issuer) = link.and_then(|link| link.issuer) else {
+            let Some((known, role)) = at else {
                 return false;
             };
-            at = issuer;
+            if role == CaRole::Anchor {
+                return true;
+            }
+            let issuer = known.issuer.and_then(|issuer| self.find(&issuer));
+            // A CA's certificate may have been renewed under the same key: what one signed, each did.
+            at = issuer.and_then(|(issuer, _)| {
+                let (name, key) = (&issuer.cert.subject, &issuer.cert.key_bits);
+                let mut all = self.list();
+                all.find(|(other, _)| {
+                    let cert = &other.cert;
+                    cert.subject == *name && cert.key_bits == *key && fits(cert)
+                })
+            });
         }
         false
     }
