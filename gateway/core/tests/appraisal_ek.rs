@@ -220,3 +220,30 @@ fn rejects_chains_that_are_too_long_without_endless_work() {
     let looped = vendor.judge(&cert, &[&a.der, &b.der]);
     assert!(looped.is_err());
 }
+
+/// A bare EK, approved by its Name, is a policy: demanded everywhere, reported for one class.
+#[test]
+fn a_class_may_take_a_bare_ek_that_the_inventory_names() {
+    use gateway_core::appraisal::Appraisal;
+    use support::world::World;
+    let text = "version = 1\npreset = \"standard\"\n[ek]\nrequire_cert = true\n\
+                [[class]]\nname = \"bare\"\n[class.checks]\nek_cert = \"report\"\n";
+    let mut world = World::new();
+    world.policy = Policy::parse(text).unwrap();
+    let Appraisal::Refused(refusal) = world.run() else {
+        panic!("a bare EK passed a policy that demands a certificate");
+    };
+    assert_eq!(refusal.code(), "ek.cert.missing");
+    world.binding().class = "bare".into();
+    let Appraisal::Admitted(admission) = world.run() else {
+        panic!("the class takes it");
+    };
+    assert_eq!(admission.facts.assurance, "bare-ek");
+    assert_eq!(admission.reported[0].code, "ek.cert.missing");
+    // A stranger is of no class: it does not even become a claim.
+    world.registry.owners.clear();
+    let Appraisal::Refused(refusal) = world.run() else {
+        panic!("a stranger without a certificate passed");
+    };
+    assert_eq!(refusal.code(), "ek.cert.missing");
+}

@@ -19,7 +19,7 @@ use gateway_core::inventory::Inventory;
 use gateway_core::limits::{
     CLAIM_CHANGE_MS, EK_CA_MAX_BYTES, EK_CAS_PER_IMPORT_MAX, EK_UNMATCHED_MAX,
 };
-use gateway_core::policy::{Policy, Preset};
+use gateway_core::policy::Preset;
 use gateway_core::reason::Reason;
 use gateway_core::record::{Act, Claim, EkCause, EkCertificate, EkCertificates, Record};
 use gateway_core::view::{EkCaImported, EkCaOutcome, EkCaResult, Expiry};
@@ -855,33 +855,6 @@ fn what_row_4_demands_of_a_chain_holds_for_imported_cas() {
         assert_eq!(assurance(&site, &id), "bare-ek");
         assert_eq!(codes(&site, &id), [code]);
     }
-}
-
-/// A bare EK, approved by its Name, is a policy: demanded everywhere, reported for one class.
-#[test]
-fn a_class_may_take_a_bare_ek_that_the_inventory_names() {
-    use gateway_core::appraisal::Appraisal;
-    use support::world::World;
-    let text = "version = 1\npreset = \"standard\"\n[ek]\nrequire_cert = true\n\
-                [[class]]\nname = \"bare\"\n[class.checks]\nek_cert = \"report\"\n";
-    let mut world = World::new();
-    world.policy = Policy::parse(text).unwrap();
-    let Appraisal::Refused(refusal) = world.run() else {
-        panic!("a bare EK passed a policy that demands a certificate");
-    };
-    assert_eq!(refusal.code(), "ek.cert.missing");
-    world.binding().class = "bare".into();
-    let Appraisal::Admitted(admission) = world.run() else {
-        panic!("the class takes it");
-    };
-    assert_eq!(admission.facts.assurance, "bare-ek");
-    assert_eq!(admission.reported[0].code, "ek.cert.missing");
-    // A stranger is of no class: it does not even become a claim.
-    world.registry.owners.clear();
-    let Appraisal::Refused(refusal) = world.run() else {
-        panic!("a stranger without a certificate passed");
-    };
-    assert_eq!(refusal.code(), "ek.cert.missing");
 }
 
 /// Every CA of the field's vendors that the corpus has goes in as what it is, and comes back from the
