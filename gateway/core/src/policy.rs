@@ -135,12 +135,20 @@ impl Policy {
     }
 
     /// What a failure of `check` does to a machine of `class`.
+    ///
+    /// Row 11 reads the log that row 10 vouches for and judges nothing without it. So where row 11 is
+    /// enforced row 10 is too, whatever is written: a node could else send a broken log and be admitted
+    /// with anything booted.
     pub fn mode(&self, check: Check, class: Option<&str>) -> Mode {
         if !SETTABLE.iter().any(|(_, settable)| *settable == check) {
             return Mode::Enforce;
         }
         let modes = &self.rules(class).modes;
-        modes.get(&check).copied().unwrap_or(Mode::Enforce)
+        let of = |check| modes.get(&check).copied().unwrap_or(Mode::Enforce);
+        match check {
+            Check::EventLog if of(Check::Boot) == Mode::Enforce => Mode::Enforce,
+            _ => of(check),
+        }
     }
 
     /// PCRs that a machine of `class` must quote, ascending: [`PCRS_ALWAYS`] and what the policy adds.
@@ -168,6 +176,27 @@ impl Policy {
         })
         .map(String::as_str)
         .collect()
+    }
+
+    /// Whether a machine of `class` is judged by the general rules although others have their own: what
+    /// a mistyped class looks like.
+    pub fn falls_back(&self, class: &str) -> bool {
+        !self.classes.is_empty() && !self.classes.contains_key(class)
+    }
+
+    /// Digests that it withdraws anywhere.
+    pub fn withdrawn(&self) -> BTreeSet<[u8; 32]> {
+        let all = self.classes.values().chain([&self.general]);
+        all.flat_map(|rules| rules.boot.withdrawn_sha256.iter().copied())
+            .collect()
+    }
+
+    /// What no file can say: row 11 enforced over a log that is only reported.
+    #[cfg(test)]
+    pub(crate) fn boot_without_its_log() -> Self {
+        let mut policy = Self::preset(Preset::Standard);
+        policy.general.modes.insert(Check::EventLog, Mode::Report);
+        policy
     }
 
     fn rules(&self, class: Option<&str>) -> &Rules {
@@ -271,6 +300,18 @@ fn rules(table: &Section<'_, '_>, base: &Rules) -> Rules {
     let checks = table.section("checks");
     let mut all = base.modes.clone();
     all.extend(modes(&checks));
+    let is = |check, mode| all.get(&check) == Some(&mode);
+    if is(Check::Boot, Mode::Enforce) && is(Check::EventLog, Mode::Report) {
+        let key = match checks.has("event_log") {
+            true => "event_log",
+            false => "boot",
+        };
+        checks.mistake(
+            key,
+            "both \"enforce\", or boot = \"report\": row 11 judges nothing without the log that row 10 vouches for",
+            "event_log = \"report\" and boot = \"enforce\"",
+        );
+    }
     checks.close();
     Rules {
         modes: all,
@@ -401,6 +442,47 @@ mod tests {
             policy.mode(Check::Freshness, Some("control")),
             Mode::Enforce
         );
+    }
+
+    #[test]
+    fn rejects_an_enforced_boot_over_a_log_that_is_only_reported() {
+        for (text, key) in [
+            (
+                "standard\"\n[checks]\nevent_log = \"report\"\n",
+                "checks.event_log",
+            ),
+            (
+                "observe\"\n[[class]]\nname = \"a\"\n[class.checks]\nboot = \"enforce\"\n",
+                "class[0].checks.boot",
+            ),
+            (
+                "strict\"\n[[class]]\nname = \"a\"\n[class.checks]\nevent_log = \"report\"\n",
+                "class[0].checks.event_log",
+            ),
+        ] {
+            let list = mistakes(&format!("version = 1\npreset = \"{text}"));
+            assert_eq!(list.len(), 1, "{list:?}");
+            assert!(list[0].contains(key), "{list:?}");
+            assert!(list[0].contains("row 11 judges nothing"), "{list:?}");
+        }
+        for text in [
+            "standard\"\n[checks]\nevent_log = \"report\"\nboot = \"report\"\n",
+            "observe\"\n[checks]\nevent_log = \"enforce\"\n",
+            "observe\"\n[[class]]\nname = \"a\"\n[class.checks]\nboot = \"enforce\"\nevent_log = \"enforce\"\n",
+        ] {
+            let parsed = Policy::parse(&format!("version = 1\npreset = \"{text}"));
+            assert!(parsed.is_ok(), "{text} {parsed:?}");
+        }
+    }
+
+    /// No file leads here; a verdict must not rest on that.
+    #[test]
+    fn an_enforced_boot_enforces_its_log() {
+        let policy = Policy::boot_without_its_log();
+        assert_eq!(policy.mode(Check::Boot, None), Mode::Enforce);
+        assert_eq!(policy.mode(Check::EventLog, None), Mode::Enforce);
+        let observe = Policy::preset(Preset::Observe);
+        assert_eq!(observe.mode(Check::EventLog, None), Mode::Report);
     }
 
     #[test]

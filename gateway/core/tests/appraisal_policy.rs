@@ -327,6 +327,13 @@ fn rejects_what_the_policy_withdraws_by_file_or_by_image() {
     refuses(&under(&withdrawn(UKI)), &["boot.withdrawn"]);
     // SHA-256 of the file, as `image withdraw` takes it.
     refuses(&under(&withdrawn([3; 32])), &["boot.withdrawn"]);
+    // What a class withdraws comes on top.
+    let of_class = format!(
+        "{}\n[[class]]\nname = \"standard\"\n[class.boot]\nwithdrawn_sha256 = [\"{}\"]",
+        withdrawn(UKI),
+        hex::encode([0x77; 32])
+    );
+    refuses(&under(&of_class), &["boot.withdrawn"]);
 }
 
 /// The floor of before and the one to come overlap: both versions pass, then only the newer.
@@ -396,10 +403,14 @@ fn a_floor_is_of_one_image_and_of_a_class() {
     let ipxe = "[[boot.floor]]\nimage = \"ipxe\"\nversion = 2\n";
     let reasons = refuses(&under(ipxe), &["boot.floor"]);
     assert_eq!(reasons[0].found, "ipxe version 1");
-    // A class that names floors has just those.
-    passes(&under(&format!(
-        "{ipxe}[[class]]\nname = \"standard\"\n[[class.boot.floor]]\nimage = \"attester\"\nversion = 3\n"
-    )));
+    // A class that names another image's floor keeps it; one of the same image is its own.
+    let of_class = |image: &str, version: u64| {
+        format!(
+            "{ipxe}[[class]]\nname = \"standard\"\n[[class.boot.floor]]\nimage = \"{image}\"\nversion = {version}\n"
+        )
+    };
+    refuses(&under(&of_class("attester", 3)), &["boot.floor"]);
+    passes(&under(&of_class("ipxe", 1)));
 }
 
 /// A machine that nobody has approved is told by the general rules.
@@ -427,4 +438,17 @@ fn two_names_for_one_image_are_both_judged() {
     let mut world = under("[boot]\nimages = [\"ipxe\", \"attester\"]");
     world.catalog.push(entry(Kind::Uki, "talos", 3, UKI));
     refuses(&world, &["boot.entry"]);
+}
+
+#[test]
+fn the_role_of_every_name_of_an_image_is_judged() {
+    for first in [true, false] {
+        let mut world = under("");
+        let mut other = entry(Kind::Uki, "talos", 3, UKI);
+        other.artefact.role = Role::Runtime;
+        let at = if first { 0 } else { world.catalog.len() };
+        world.catalog.insert(at, other);
+        let reasons = refuses(&world, &["boot.role"]);
+        assert!(reasons[0].found.contains("talos"), "{reasons:?}");
+    }
 }

@@ -9,7 +9,7 @@
 mod entries;
 mod trust;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use attest_wire::tpm::HashAlg;
 use boot::catalog::{Artefact, Kind, Role};
@@ -240,11 +240,7 @@ impl BootJudge<'_> {
                 (entries, _) => {
                     for entry in entries {
                         self.current(entry);
-                        // One image under two names is still one image.
-                        let again = ukis
-                            .iter()
-                            .any(|uki| uki.pe_sha256 == entry.artefact.pe_sha256);
-                        if entry.artefact.kind == Kind::Uki && !again {
+                        if entry.artefact.kind == Kind::Uki {
                             ukis.push(&entry.artefact);
                         }
                     }
@@ -254,16 +250,24 @@ impl BootJudge<'_> {
         self.one_uki(&ukis, &kernels)
     }
 
+    /// One image under two names is still one image, and each of its names has a role to be judged.
     fn one_uki<'c>(&mut self, ukis: &[&'c Artefact], kernels: &[&str]) -> Option<&'c Artefact> {
-        let [uki] = ukis else {
-            self.refuse(
-                "boot.uki",
-                "exactly one catalogued UKI in PCR 4",
-                format!("{}", ukis.len()),
-                "docs/PROTOCOL.md section 3 row 11",
-                "boot the signed attester once; a second image may not run after it",
-            );
-            return None;
+        let images: BTreeSet<String> = ukis
+            .iter()
+            .map(|uki| uki.pe_sha256.to_ascii_lowercase())
+            .collect();
+        let uki = match ukis {
+            [uki, ..] if images.len() == 1 => uki,
+            _ => {
+                self.refuse(
+                    "boot.uki",
+                    "exactly one catalogued UKI in PCR 4",
+                    format!("{}", images.len()),
+                    "docs/PROTOCOL.md section 3 row 11",
+                    "boot the signed attester once; a second image may not run after it",
+                );
+                return None;
+            }
         };
         let own = uki.linux_pe_sha256.as_deref();
         if let Some(foreign) = kernels
@@ -278,7 +282,9 @@ impl BootJudge<'_> {
                 "a kernel was started beside the UKI; find out what ran",
             );
         }
-        self.role(uki);
+        for uki in ukis {
+            self.role(uki);
+        }
         Some(uki)
     }
 

@@ -139,3 +139,30 @@ fn fixed(log: &Log<'_>) -> BTreeMap<u8, [u8; 32]> {
         .filter_map(|(pcr, value)| Some((pcr, value.try_into().ok()?)))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_log_refuses_where_the_boot_is_enforced() {
+        let refused = |policy: &Policy| {
+            let boot = RecordedBoot {
+                log: b"no log",
+                pcrs: None,
+            };
+            let context = RecordedContext {
+                policy,
+                class: None,
+                catalog: &[],
+                time: TimeTrust::None,
+            };
+            appraise_recorded(&boot, &context).refused
+        };
+        let reasons = refused(&Policy::boot_without_its_log());
+        assert_eq!(reasons.len(), 1, "{reasons:?}");
+        assert_eq!(reasons[0].code, "eventlog.malformed");
+        let observe = Policy::preset(crate::policy::Preset::Observe);
+        assert!(refused(&observe).is_empty());
+    }
+}

@@ -1,8 +1,9 @@
 //! What a boot may consist of: the sections `[boot]` and `[class.boot]` of the policy.
 //!
-//! A class starts with the rules of `[boot]`; a key that its own section names replaces that key as a
-//! whole, so nothing is added up that a reader does not see in one place. Row 11 judges by them
-//! (`appraisal::boot_policy`). Knows no log and no clock.
+//! A class starts with the rules of `[boot]`. What is allowed is replaced as a whole by a key that its
+//! own section names, so it can be read in one place. What is refused adds up: withdrawals, dbx entries
+//! and floors of `[boot]` hold for every class, and only a floor of the same image is replaced. Row 11
+//! judges by them (`appraisal::boot_policy`). Knows no log and no clock.
 
 use boot::catalog::Role;
 
@@ -121,6 +122,16 @@ impl BootRules {
             true => digests(section, key, empty),
             false => base.to_vec(),
         };
+        let more = |key, base: &[[u8; 32]]| {
+            nothing_emptied(section, key, base.len());
+            let mut all = base.to_vec();
+            for digest in self::digests(section, key, Empty::No) {
+                if !all.contains(&digest) {
+                    all.push(digest);
+                }
+            }
+            all
+        };
         let rules = Self {
             option_roms: section
                 .choice("option_roms", &OPTION_ROMS)
@@ -135,12 +146,12 @@ impl BootRules {
             dbx_min_entries: section
                 .integer("dbx_min_entries", 0..=DBX_ENTRIES_MAX as u64, "entries")
                 .map_or(base.dbx_min_entries, |count| count as usize),
-            dbx_sha256: digests("dbx_sha256", &base.dbx_sha256, Empty::No),
+            dbx_sha256: more("dbx_sha256", &base.dbx_sha256),
             command_line_sha256: command_lines(section, &base.command_line_sha256),
             images: images(section, &base.images),
             roles: roles(section, &base.roles),
             floors: floors(section, &base.floors),
-            withdrawn_sha256: digests("withdrawn_sha256", &base.withdrawn_sha256, Empty::No),
+            withdrawn_sha256: more("withdrawn_sha256", &base.withdrawn_sha256),
         };
         rules.fit_together(section);
         rules
@@ -196,6 +207,17 @@ fn not_empty(section: &Section<'_, '_>, key: &str) {
         section.mistake(
             key,
             "at least one entry; a key that is left out allows all",
+            "an empty list",
+        );
+    }
+}
+
+/// A list that only adds cannot be emptied: who tries expects that the general entries are gone.
+fn nothing_emptied(section: &Section<'_, '_>, key: &str, general: usize) {
+    if general > 0 && section.is_empty_list(key) {
+        section.mistake(
+            key,
+            format!("entries beside the {general} general ones, which hold for every class"),
             "an empty list",
         );
     }
@@ -264,10 +286,9 @@ fn roles(section: &Section<'_, '_>, base: &[Role]) -> Vec<Role> {
     roles
 }
 
+/// The general floors and those of the section, which replace one of the same image.
 fn floors(section: &Section<'_, '_>, base: &[Floor]) -> Vec<Floor> {
-    if !section.has("floor") {
-        return base.to_vec();
-    }
+    nothing_emptied(section, "floor", base.len());
     let mut floors: Vec<Floor> = Vec::new();
     for entry in section.sections("floor", NAMES_MAX) {
         let image = entry.string("image");
@@ -310,7 +331,10 @@ fn floors(section: &Section<'_, '_>, base: &[Floor]) -> Vec<Floor> {
             grace,
         });
     }
-    floors
+    let general = base
+        .iter()
+        .filter(|general| !floors.iter().any(|own| own.image == general.image));
+    general.cloned().chain(floors.iter().cloned()).collect()
 }
 
 #[cfg(test)]
@@ -358,6 +382,40 @@ mod tests {
         );
         for class in ["plain", "unheard-of"] {
             assert_eq!(policy.boot(Some(class)), general, "{class}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_in_general_is_refused_in_a_class_too() {
+        let general = format!(
+            "[boot]\nwithdrawn_sha256 = [\"{D1}\"]\ndbx_sha256 = [\"{D1}\"]\n\
+             [[boot.floor]]\nimage = \"attester\"\nversion = 7\n\
+             [[boot.floor]]\nimage = \"ipxe\"\nversion = 2\n"
+        );
+        let policy = policy(&format!(
+            "{general}[[class]]\nname = \"control\"\n[class.boot]\n\
+             withdrawn_sha256 = [\"{D2}\", \"{D1}\"]\ndbx_sha256 = [\"{D2}\"]\n\
+             [[class.boot.floor]]\nimage = \"attester\"\nversion = 9\n"
+        ));
+        let control = policy.boot(Some("control"));
+        assert_eq!(control.withdrawn_sha256, [[0x11; 32], [0x22; 32]]);
+        assert_eq!(control.dbx_sha256, [[0x11; 32], [0x22; 32]]);
+        let floors: Vec<(&str, u64)> = control
+            .floors
+            .iter()
+            .map(|floor| (floor.image.as_str(), floor.version))
+            .collect();
+        assert_eq!(floors, [("ipxe", 2), ("attester", 9)]);
+        assert_eq!(policy.boot(None).withdrawn_sha256, [[0x11; 32]]);
+        for key in ["withdrawn_sha256", "dbx_sha256", "floor"] {
+            let list = mistakes(&format!(
+                "{general}[[class]]\nname = \"control\"\n[class.boot]\n{key} = []\n"
+            ));
+            assert_eq!(list.len(), 1, "{list:?}");
+            assert!(
+                list[0].contains(&format!("class[0].boot.{key}")),
+                "{list:?}"
+            );
         }
     }
 
