@@ -13,8 +13,10 @@ use std::net::IpAddr;
 use attest_wire::v1::Verdict as WireVerdict;
 use gateway_core::admission::command::Command;
 use gateway_core::admission::effect::Effect;
+use gateway_core::appraisal::TimeTrust;
 use gateway_core::gateway::{BootQuery, Input};
 use gateway_core::identity::{ConnId, MacAddr, MachineId};
+use gateway_core::policy::Policy;
 use gateway_core::record::Record;
 use gateway_core::walk::{Step, WALK};
 use support::site::{MAC, PXE, SERVER, Site, boot_file, lease, message_type, node, yiaddr};
@@ -284,4 +286,35 @@ fn a_second_hello_on_a_connection_and_late_evidence_are_refused() {
         matches!(record, Record::RefusalSummary(s) if s.last.code == "session.timeout")
     }));
     assert_eq!(site.gateway.status().sessions, 0);
+}
+
+#[test]
+fn a_clock_that_is_held_back_does_not_prolong_a_grace() {
+    let mut site = Site::new();
+    let before = site.now;
+    let floor = "version = 1\npreset = \"standard\"\n[[boot.floor]]\nimage = \"attester\"\nversion = 4\n\
+                 grace_from = 3\ngrace_until = 2027-02-01T00:00:00Z\n";
+    site.declared.policy = Policy::parse(floor).unwrap();
+    site.restart();
+    site.time = TimeTrust::Rtc(before);
+    let mut node = node();
+    let addr = lease(&mut site);
+    site.attempt(&node, 1, addr);
+    let id = site.gateway.machines()[0].machine.0.clone();
+    site.approve(&id);
+    let (_, result) = site.attempt(&node, 2, addr);
+    assert_eq!(result.verdict, WireVerdict::Admitted);
+
+    // A month later something is written down; then the appliance starts with the time of before.
+    site.now.0 += 31 * 86_400_000;
+    site.act(Command::Cordon(MachineId(id.clone())));
+    site.act(Command::Uncordon(MachineId(id)));
+    site.now = before;
+    site.restart();
+    let addr = lease(&mut site);
+    // Still the boot of the last attempt, which left its mark.
+    node.pcr15.push(node.mark.get());
+    let (_, result) = site.attempt(&node, 3, addr);
+    assert_eq!(result.verdict, WireVerdict::NotAdmitted);
+    assert_eq!(site.refused, ["boot.floor"]);
 }

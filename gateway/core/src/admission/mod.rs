@@ -226,7 +226,9 @@ impl Admission {
         }
         // Bindings may have changed since the last hello.
         self.rules.directory = self.registry.directory();
-        let rules = self.rules.clone();
+        let mut rules = self.rules.clone();
+        // Only a grace is judged by it from here on: a clock that is held back must not prolong one.
+        rules.time = rules.time.not_before(self.registry.newest().max(now));
         out.push(Effect::Work(Box::new(Work::Evidence {
             conn,
             hello,

@@ -86,9 +86,15 @@ pub struct Registry {
     pub(super) ek_unmatched_dropped: u64,
     unfit: VecDeque<(UnixMillis, MachineId, Unfit)>,
     unfit_total: u64,
+    newest: UnixMillis,
 }
 
 impl Registry {
+    /// The latest time that a ledger record has: it is not earlier now, whatever the clock says.
+    pub fn newest(&self) -> UnixMillis {
+        self.newest
+    }
+
     /// Machines declared by the inventory, before the ledger is replayed: a verdict or withdrawal of
     /// a declared machine needs the machine. A binding that the ledger approves wins over the
     /// inventory's.
@@ -226,6 +232,7 @@ impl Registry {
 
     /// Folds one ledger record in. Records that name no machine change nothing here.
     pub fn apply(&mut self, seq: u64, at: UnixMillis, record: &Record) {
+        self.newest = self.newest.max(at);
         match record {
             Record::Claim(claim) => self.apply_claim(seq, at, claim),
             Record::Operator(act) => self.apply_act(seq, at, &act.act, &act.by),

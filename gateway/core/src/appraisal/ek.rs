@@ -48,6 +48,17 @@ pub enum TimeTrust {
 }
 
 impl TimeTrust {
+    /// The same trust in a time that is not before `known`; where nothing is trusted it stays so.
+    pub(crate) fn not_before(self, known: UnixMillis) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Floor(ms) => Self::Floor(ms.max(known)),
+            Self::Admin(ms) => Self::Admin(ms.max(known)),
+            Self::Authenticated(ms) => Self::Authenticated(ms.max(known)),
+            Self::Rtc(ms) => Self::Rtc(ms.max(known)),
+        }
+    }
+
     /// Seconds since 1970, and whether it may be later than that.
     pub(super) fn secs(self) -> Option<(i64, bool)> {
         let (ms, only_floor) = match self {

@@ -41,7 +41,7 @@ pub const EXPORTER: [u8; 32] = [0x42; 32];
 /// What the owner declared.
 pub struct Declared {
     pub inventory: Inventory,
-    pub preset: Preset,
+    pub policy: Policy,
     /// The folder of EK roots.
     pub ek_roots: EkRoots,
     /// The DHCP server's part of the configuration.
@@ -141,7 +141,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
         appliance: "door".into(),
         seal: "development".into(),
         rules: Rules {
-            policy: Arc::new(Policy::preset(site.preset)),
+            policy: Arc::new(site.policy.clone()),
             directory: Arc::default(),
             ek_roots: Arc::new(site.ek_roots.clone()),
             catalog: Arc::new(
@@ -195,7 +195,7 @@ impl Site {
         let now = UnixMillis(1_800_000_000_000);
         let declared = Declared {
             inventory,
-            preset,
+            policy: Policy::preset(preset),
             ek_roots: EkRoots::default(),
             dhcp: dhcp_config(),
         };
