@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use attest_wire::templates::Template;
-use boot::catalog::Catalog;
+use boot::catalog::{Artefact, Catalog};
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::effect::Rules;
 use gateway_core::appraisal::{DevIdRules, TimeTrust};
@@ -18,7 +18,7 @@ use gateway_core::bootfile::{BootSettings, BootSettings6};
 use gateway_core::catalog::CatalogEntry;
 use gateway_core::gateway::{Gateway, Setup};
 use gateway_core::identity::UnixMillis;
-use gateway_core::record::Record;
+use gateway_core::record::{POLICY_TEXT_MAX_BYTES, Record};
 use hw::clock::{Clock, ClockQuality, WallClock};
 use netstack::{dhcp, dhcp6, ra};
 use tokio::sync::mpsc;
@@ -33,7 +33,7 @@ use crate::driver::{Driver, DriverError, Forward, Late};
 use crate::effects::Performer;
 use crate::handle::Handle;
 use crate::images::{ImageError, ImageStore, Images};
-use crate::inventory::{Declared, DeclaredError};
+use crate::inventory::{Declared, DeclaredError, unmatched};
 use crate::issue::Issuer;
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
@@ -160,6 +160,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let clock = Clock;
     let known = appliance.ledger.entries.iter().map(|entry| &entry.record);
     let change = declared.policy.change(known);
+    told_at_start(&declared, catalog.artefacts(), change.as_ref());
     appliance.records.extend(change);
     appliance.begin(UnixMillis(clock.now_ms()))?;
 
@@ -597,6 +598,30 @@ fn setup(
         marks: recovered.marks.clone(),
         now,
     })
+}
+
+/// What an owner may not have meant, or would miss later.
+fn told_at_start(declared: &Declared, artefacts: &[Artefact], change: Option<&Record>) {
+    for image in unmatched::images(&declared.policy, artefacts) {
+        tracing::warn!(
+            image,
+            "the policy names an image that the catalogue does not have"
+        );
+    }
+    let withdrawn = unmatched::withdrawals(&declared.policy, artefacts);
+    let classes = unmatched::fallbacks(&declared.policy, &declared.inventory);
+    for warning in withdrawn.iter().chain(&classes) {
+        tracing::warn!("{warning}");
+    }
+    if let Some(Record::Policy(change)) = change
+        && change.text.is_none()
+    {
+        tracing::warn!(
+            sha256 = change.sha256,
+            max_bytes = POLICY_TEXT_MAX_BYTES,
+            "the policy is too long for the ledger, which has its digest alone: keep the file"
+        );
+    }
 }
 
 /// Our addresses on the provisioning side.

@@ -86,8 +86,43 @@ fn configuration_names_files_that_must_exist() {
     expect(
         &without,
         0,
-        "{\"ek_crls\":0,\"ek_roots\":0,\"machines\":0,\"ok\":true}",
+        "{\"ek_crls\":0,\"ek_roots\":0,\"machines\":0,\"ok\":true,\"warnings\":[]}",
     );
+}
+
+#[test]
+fn a_class_that_the_policy_does_not_have_is_a_warning() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = config(dir.path());
+    let file = |name: &str, content: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        path
+    };
+    let inventory = file(
+        "inventory.toml",
+        "version = 1\n[[machine]]\nserial = \"ABC1\"\nclass = \"contrl\"\n",
+    );
+    let policy = file(
+        "policy.toml",
+        "version = 1\npreset = \"standard\"\n[[class]]\nname = \"control\"\n",
+    );
+    let with = format!(
+        "file = \"{}\"\n[inventory]\nfile = \"{}\"\n",
+        policy.display(),
+        inventory.display()
+    );
+    let minimal = std::fs::read_to_string(&path).expect("read");
+    let with = minimal.replace("preset = \"standard\"\n", &with);
+    std::fs::write(&path, with).expect("written");
+    let config = text(&path);
+    let check = ["config", "check", "--without-images", "--config", &config];
+    expect(
+        &check,
+        0,
+        "warning: inventory: the policy has no class \"contrl\" (it has control)",
+    );
+    expect(&check, 0, "ok: 1 declared machines");
 }
 
 #[test]

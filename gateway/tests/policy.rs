@@ -149,6 +149,11 @@ fn a_floor_with_grace_by_the_time_that_is_given() {
     let (code, report) = test(&["--at", "2026-12-23T23:59:59Z", "--class", "strict"]);
     assert_eq!(code, 1, "{report}");
     assert_eq!(report["class"], "strict");
+    // A class that is mistyped would be judged by the general rules.
+    let args = ["policy", "test", text(&policy), &log, "--class", "strickt"];
+    let (code, _, err) = vestibule(&[&args[..], &["--catalog", text(&catalog)]].concat());
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("it has strict"), "{err}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use super::machine::plain;
 use super::recorded::{CatalogArgs, RecordedArgs, manifest};
 use super::{Exit, Failure, Output};
 use crate::config::PolicySource;
-use crate::inventory::load_policy;
+use crate::inventory::{load_policy, unmatched};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -37,8 +37,8 @@ struct Report<'a> {
 
 /// `vestibule policy test`
 ///
-/// Exit code 0 when the policy passes the boot, 1 when it refuses, 2 when a file cannot be read or the policy
-/// has mistakes.
+/// Exit code 0 when the policy passes the boot, 1 when it refuses, 2 when a file cannot be read, the policy
+/// has mistakes or has classes and not this one.
 pub(super) fn test(
     out: &Output,
     policy: &Path,
@@ -47,6 +47,13 @@ pub(super) fn test(
     catalog: &CatalogArgs,
 ) -> Result<Exit, Failure> {
     let policy = load_policy(&PolicySource::File(policy.to_owned()))?;
+    if let Some(class) = class.filter(|class| policy.falls_back(class)) {
+        let text = format!(
+            "--class: expected a class of the policy ({}), found {class:?}",
+            unmatched::names(&policy)
+        );
+        return Err(Failure::told(Exit::Usage, text));
+    }
     let catalog = catalog.entries()?;
     let boot = recorded.read()?;
     let verdict = appraise_recorded(

@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use boot::catalog::Artefact;
-use gateway_core::policy::Policy;
 use serde_json::json;
 
 use super::{Exit, Failure, Output};
 use crate::config::Config;
 use crate::images::Images;
-use crate::inventory::Declared;
+use crate::inventory::{Declared, unmatched};
 
 /// `vestibule config check`: the file itself was checked when it was loaded; here come the files
 /// it names, every one that fails.
@@ -19,6 +17,7 @@ pub(super) fn check_config(
     without_images: bool,
 ) -> Result<Exit, Failure> {
     let mut problems: Vec<Failure> = Vec::new();
+    let mut warnings: Vec<String> = Vec::new();
     let declared = match Declared::load(config) {
         Ok(declared) => Some(declared),
         Err(error) => {
@@ -29,11 +28,23 @@ pub(super) fn check_config(
     if !without_images {
         match (Images::load(&config.boot), &declared) {
             (Ok((catalog, _)), Some(declared)) => {
-                problems.extend(unknown_images(&declared.policy, catalog.artefacts()));
+                let (policy, artefacts) = (&declared.policy, catalog.artefacts());
+                let unknown = unmatched::images(policy, artefacts);
+                if !unknown.is_empty() {
+                    let text = format!(
+                        "policy: expected names of images of the catalogue, found {}",
+                        unknown.join(", ")
+                    );
+                    problems.push(Failure::told(Exit::Usage, text));
+                }
+                warnings.extend(unmatched::withdrawals(policy, artefacts));
             }
             (Ok(_), None) => {}
             (Err(error), _) => problems.push(error.into()),
         }
+    }
+    if let Some(declared) = &declared {
+        warnings.extend(unmatched::fallbacks(&declared.policy, &declared.inventory));
     }
     if let Some(first) = problems.first() {
         let lines: Vec<&str> = problems.iter().map(|f| f.text.as_str()).collect();
@@ -42,25 +53,24 @@ pub(super) fn check_config(
     let machines = declared.as_ref().map_or(0, |d| d.inventory.machines.len());
     let roots = declared.as_ref().map_or(0, |d| d.ek_roots.len());
     let crls = declared.as_ref().map_or(0, |d| d.ek_roots.crl_count());
-    let value = json!({ "ok": true, "machines": machines, "ek_roots": roots, "ek_crls": crls });
+    let value = json!({
+        "ok": true,
+        "machines": machines,
+        "ek_roots": roots,
+        "ek_crls": crls,
+        "warnings": warnings,
+    });
     out.print(&value, || {
-        format!("ok: {machines} declared machines, {roots} EK roots, {crls} revocation lists")
+        let mut text: String = warnings
+            .iter()
+            .map(|warning| format!("warning: {warning}\n"))
+            .collect();
+        text.push_str(&format!(
+            "ok: {machines} declared machines, {roots} EK roots, {crls} revocation lists"
+        ));
+        text
     });
     Ok(Exit::Done)
-}
-
-/// Images that the policy names and the catalogue does not have: a name that is mistyped in a floor would
-/// hold for nothing.
-fn unknown_images(policy: &Policy, artefacts: &[Artefact]) -> Option<Failure> {
-    let known = |name: &&str| artefacts.iter().any(|a| a.name == **name);
-    let unknown: Vec<&str> = policy.images().into_iter().filter(|n| !known(n)).collect();
-    (!unknown.is_empty()).then(|| {
-        let text = format!(
-            "policy: expected names of images of the catalogue, found {}",
-            unknown.join(", ")
-        );
-        Failure::told(Exit::Usage, text)
-    })
 }
 
 /// `vestibule store check`
@@ -134,44 +144,4 @@ pub(super) fn rebuild_store(
         text
     });
     Ok(Exit::Done)
-}
-
-#[cfg(test)]
-mod tests {
-    use boot::catalog::{Kind, Role};
-
-    use super::*;
-
-    #[test]
-    fn a_policy_may_name_only_images_of_the_catalogue() {
-        let attester = Artefact {
-            name: "attester".into(),
-            kind: Kind::Ipxe,
-            role: Role::Provision,
-            arch: "x86_64".into(),
-            version: 1,
-            file: "a.efi".into(),
-            sha256: String::new(),
-            size_bytes: 1,
-            pe_sha256: String::new(),
-            linux_pe_sha256: None,
-            pcr11: None,
-            cmdline: None,
-        };
-        let told = |more: &str| {
-            let text = format!("version = 1\npreset = \"standard\"\n{more}");
-            let policy = Policy::parse(&text).expect("valid");
-            unknown_images(&policy, std::slice::from_ref(&attester)).map(|failure| failure.text)
-        };
-        assert_eq!(told(""), None);
-        assert_eq!(told("[boot]\nimages = [\"attester\"]\n"), None);
-        let floor = "[[boot.floor]]\nimage = \"atester\"\nversion = 7\n";
-        assert_eq!(
-            told(floor).as_deref(),
-            Some("policy: expected names of images of the catalogue, found atester")
-        );
-        let of_class =
-            "[[class]]\nname = \"c\"\n[class.boot]\nimages = [\"talos\", \"attester\"]\n";
-        assert!(told(of_class).is_some_and(|text| text.ends_with("found talos")));
-    }
 }

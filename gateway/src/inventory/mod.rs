@@ -3,6 +3,8 @@
 //! Reads the files and hands them to the cores that judge them. One unreadable file stops the
 //! start: a machine or a root left out silently would be a different decision.
 
+pub mod unmatched;
+
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
