@@ -16,11 +16,11 @@ use attest_wire::v1::{
 use boot::catalog::{Kind, Role};
 use gateway_core::appraisal::variables::SHIM_LOCK;
 use gateway_core::appraisal::{
-    Admission, Appraisal, PossessionProven, QUOTED_PCRS, Refusal, RelayWord, TABLE, Verified,
-    appraise_evidence, appraise_hello, make_challenge,
+    Admission, Appraisal, Check, PossessionProven, QUOTED_PCRS, Refusal, RelayWord, TABLE,
+    Verified, appraise_evidence, appraise_hello, make_challenge,
 };
 use gateway_core::identity::MachineId;
-use gateway_core::policy::{Policy, Preset};
+use gateway_core::policy::{Mode, Policy, Preset};
 use gateway_core::reason::Reason;
 use rand_core::OsRng;
 use support::log::{self, Entry, LogBuilder};
@@ -1087,6 +1087,14 @@ fn rejects_row_14_a_boot_that_lost_the_mark_of_its_last_attempt() {
         evidence.pcr15_extends.insert(0, mark.to_vec().into());
     };
     refused(world.run_with(|_| {}, listed), "eventlog.pcr15");
+    // A log that only reports does not excuse the mark either.
+    let policy = Policy::preset(Preset::Observe);
+    assert_eq!(policy.mode(Check::EventLog, None), Mode::Report);
+    world.policy =
+        Policy::parse("version = 1\npreset = \"observe\"\n[checks]\nfreshness = \"enforce\"\n")
+            .unwrap();
+    refused(world.run_with(|_| {}, listed), "freshness.clone");
+    world.policy = Policy::parse(enforced).unwrap();
     // Another boot begins anew.
     world.node.clock.reset_count += 1;
     admitted(world.run());

@@ -115,16 +115,19 @@ pub(super) fn mark_digest(mark: &[u8]) -> String {
 /// The boot of the last accepted attempt: its mark is in PCR 15. Whoever lacks it is not told it, and what
 /// is on record is its digest, so that no reader of the ledger can extend it.
 fn appraise_mark(marks: Option<&[Bytes]>, binding: &Binding) -> Result<(), Reason> {
-    let (Some(marks), Some(last)) = (marks, &binding.boot_mark) else {
+    let Some(last) = &binding.boot_mark else {
         return Ok(());
     };
-    if marks.iter().any(|mark| mark_digest(&mark.0) == *last) {
-        return Ok(());
-    }
+    let found = match marks {
+        Some(marks) if marks.iter().any(|mark| mark_digest(&mark.0) == *last) => return Ok(()),
+        Some(marks) => format!("{} extends without it", marks.len()),
+        // Where row 10 is only reported, it does not excuse this row.
+        None => "extends that the quote does not prove".to_owned(),
+    };
     Err(Reason::new(
         "freshness.clone",
         "the mark of this boot's last accepted attempt among the extends of PCR 15",
-        format!("{} extends without it", marks.len()),
+        found,
         "the machine's last accepted quote",
         "two TPMs of one state run at once: find the other machine, withdraw the keys of both",
     ))
