@@ -216,7 +216,7 @@ fn rejects_trailing_truncated_and_foreign_bytes() {
         Public::decode(&public),
         Err(DecodeError::Truncated { .. })
     ));
-    let unknown_hash = [0x00, 0x18, 0x00, 0x12, 0, 0, 0, 0];
+    let unknown_hash = [0x00, 0x18, 0x00, 0x27, 0, 0, 0, 0];
     assert!(matches!(
         Signature::decode(&unknown_hash),
         Err(DecodeError::Value { .. })

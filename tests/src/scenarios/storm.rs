@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 8;
 /// Machines that are plugged in at once.
 const HANDS: usize = 4;
 
-/// A storm of [`MACHINES`], whose TPMs have EK certificates.
+/// A storm of `MACHINES`, whose TPMs have EK certificates.
 ///
 /// # Errors
 /// The site or a TPM cannot be made.
@@ -37,7 +37,7 @@ pub fn run(report: &Report) -> Result<()> {
     storm(report, MACHINES, Options::default(), Machine::plug)
 }
 
-/// A storm of [`LARGE`], whose TPMs have none: a manufacturer would need a quarter of an hour for them.
+/// A storm of `LARGE`, whose TPMs have none: a manufacturer would need a quarter of an hour for them.
 ///
 /// # Errors
 /// The site or a TPM cannot be made.
