@@ -217,7 +217,13 @@ fn a_private_key_opens_what_we_and_tpm2_tools_make_for_each_kind_of_ek() {
         for len in [1, 16, 32] {
             let secret: Vec<u8> = (0..len).map(|at| at ^ 0x5a).collect();
             let ours = make_credential(&public, &name, &secret, &mut OsRng).unwrap();
-            let theirs = tool(dir.path(), &public, &name, &secret);
+            // A coordinate that begins with zeros is written short by the tool, one time in 128; how a TPM
+            // takes that is another question than this one.
+            let ours_len = (ours.id_object.len(), ours.secret.len());
+            let theirs = (0..20)
+                .map(|_| tool(dir.path(), &public, &name, &secret))
+                .find(|theirs| (theirs.id_object.len(), theirs.secret.len()) == ours_len)
+                .expect("blobs of the same lengths");
             for (who, blob) in [("ours", &ours), ("tpm2-tools", &theirs)] {
                 let opened = open(&public, &private, &name, blob);
                 assert_eq!(
@@ -232,8 +238,6 @@ fn a_private_key_opens_what_we_and_tpm2_tools_make_for_each_kind_of_ek() {
                     "{who}, another Name"
                 );
             }
-            let lengths = |blob: &CredentialBlob| (blob.id_object.len(), blob.secret.len());
-            assert_eq!(lengths(&ours), lengths(&theirs), "{}", kind.name());
         }
         println!("{}: opened, ours and theirs", kind.name());
     }
