@@ -30,7 +30,7 @@ enum Command {
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// Runs every scenario.
+    /// Runs the scenarios of the suite.
     Ci,
     /// Boots one VM through the walk and tells it.
     Demo {
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
             }
             run_all(names.iter().filter_map(|name| scenarios::find(name)))
         }
-        Command::Ci => run_all(scenarios::ALL.iter()),
+        Command::Ci => run_all(scenarios::suite()),
         Command::Demo { keep } => demo(keep),
         Command::ServeTftp {
             folder,
