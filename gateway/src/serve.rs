@@ -515,7 +515,7 @@ impl Certificates {
             LeafKind::Boot => Some(&self.boot.p256),
             LeafKind::BootRsa => Some(&self.boot.rsa),
             LeafKind::AdminServer => Some(&self.admin),
-            LeafKind::Receipt => None,
+            LeafKind::Receipt | LeafKind::Grant => None,
         }
     }
 

@@ -194,6 +194,7 @@ impl Node<'_> {
             lldp: Vec::new(),
             boot_path: "pxe".into(),
             uki_hint: "lab".into(),
+            can: Vec::new(),
         };
         Ok((hello, devid))
     }

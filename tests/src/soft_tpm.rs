@@ -81,6 +81,7 @@ impl SoftTpm {
             lldp: Vec::new(),
             boot_path: "pxe".into(),
             uki_hint: "lab".into(),
+            can: Vec::new(),
         }
     }
 

@@ -339,6 +339,7 @@ impl Node {
             disks: facts.disks,
             boot_path: facts.boot_path,
             uki_hint: facts.uki_hint,
+            can: Vec::new(),
         }
     }
 

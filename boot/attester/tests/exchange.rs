@@ -48,6 +48,8 @@ fn result(verdict: Verdict) -> AttestationResult {
         retry_secs: 9,
         receipt: None,
         devid_chain: Vec::new(),
+        sealed: None,
+        grant: None,
     }
 }
 
@@ -63,6 +65,8 @@ fn admitted(ca: &Ca, ldevid: CertificateDer<'_>) -> AttestationResult {
     AttestationResult {
         receipt: Some(ca.receipt(b"{\"verdict\":\"admitted\"}")),
         devid_chain: vec![Bytes(ldevid.to_vec()), Bytes(ca.der.to_vec())],
+        sealed: None,
+        grant: None,
         ..result(Verdict::Admitted)
     }
 }

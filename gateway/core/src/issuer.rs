@@ -309,6 +309,11 @@ impl Issuer {
         self.leaf("receipt", Ca::Infra, oid::EKU_RECEIPT, now, random)
     }
 
+    /// The key that signs grants to install, and what is said of sealed payloads.
+    pub fn grant(&self, now: UnixMillis, random: [u8; 20]) -> CertProfile {
+        self.leaf("grant", Ca::Infra, oid::EKU_GRANT, now, random)
+    }
+
     /// TLS of the boot endpoint, in both key types that firmware asks for; an URL with an address
     /// needs the `iPAddress`, one with a name the `dNSName`.
     pub fn boot(

@@ -22,6 +22,8 @@ pub enum LeafKind {
     Attest,
     /// Ledger and receipts.
     Receipt,
+    /// Grants to install, and what is said of sealed payloads.
+    Grant,
     /// TLS of the boot endpoint, P-256.
     Boot,
     /// TLS of the boot endpoint, RSA-3072.
@@ -32,8 +34,9 @@ pub enum LeafKind {
 
 impl LeafKind {
     /// All of them, in the order they are made.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Receipt,
+        Self::Grant,
         Self::Attest,
         Self::Boot,
         Self::BootRsa,
@@ -44,6 +47,7 @@ impl LeafKind {
         match self {
             Self::Attest => "leaf/attest",
             Self::Receipt => "leaf/receipt",
+            Self::Grant => "leaf/grant",
             Self::Boot => "leaf/boot",
             Self::BootRsa => "leaf/boot-rsa",
             Self::AdminServer => "leaf/admin-server",
@@ -53,7 +57,9 @@ impl LeafKind {
     fn key_kind(self) -> KeyKind {
         match self {
             Self::BootRsa => KeyKind::Rsa3072,
-            Self::Attest | Self::Receipt | Self::Boot | Self::AdminServer => KeyKind::P256,
+            Self::Attest | Self::Receipt | Self::Grant | Self::Boot | Self::AdminServer => {
+                KeyKind::P256
+            }
         }
     }
 
@@ -202,6 +208,41 @@ impl ReceiptSigner {
             sig: signature.into(),
             chain: vec![self.certificate.clone().into()],
         })
+    }
+}
+
+/// Signs grants and statements of sealed payloads with the grant key: one key, two labels, and neither is
+/// the receipt's.
+pub struct GrantSigner {
+    key: rcgen::KeyPair,
+    certificate: Vec<u8>,
+}
+
+impl GrantSigner {
+    pub(super) fn new(leaf: &Leaf) -> Result<Self, CaError> {
+        let name = leaf.kind.store_name();
+        Ok(Self {
+            key: x509::open_key(name, &leaf.pkcs8, leaf.kind.key_kind())?,
+            certificate: leaf.chain[0].to_vec(),
+        })
+    }
+
+    /// The signature of `body` under `label`, DER.
+    ///
+    /// # Errors
+    /// The key cannot be used.
+    pub fn sign(&self, label: &[u8], body: &[u8]) -> Result<Vec<u8>, CaError> {
+        self.key
+            .sign(&[label, body].concat())
+            .map_err(|source| CaError::X509 {
+                what: "grant",
+                source,
+            })
+    }
+
+    /// Certificates of the key, DER, leaf first.
+    pub fn chain(&self) -> Vec<attest_wire::v1::Bytes> {
+        vec![self.certificate.clone().into()]
     }
 }
 

@@ -30,7 +30,7 @@ use rustls_pki_types::CertificateDer;
 use store::{KeyPair as StoredPair, Store, StoreError, StoreKey};
 use zeroize::Zeroizing;
 
-pub use leaf::{Leaf, LeafKind, ReceiptSigner};
+pub use leaf::{GrantSigner, Leaf, LeafKind, ReceiptSigner};
 pub(crate) use x509::pem;
 
 use x509::{Authority, NewKey};
@@ -367,6 +367,14 @@ impl Ca {
         ReceiptSigner::new(&*self.leaf(LeafKind::Receipt)?)
     }
 
+    /// The key that signs grants and what is said of sealed payloads.
+    ///
+    /// # Errors
+    /// The leaf was not made, or is damaged.
+    pub fn grant_signer(&self) -> Result<GrantSigner, CaError> {
+        GrantSigner::new(&*self.leaf(LeafKind::Grant)?)
+    }
+
     /// Renews what is missing, has lived two thirds of its life, or has other names than the
     /// configuration. The new leaf is stored; its record is to be written before it is served.
     ///
@@ -393,7 +401,7 @@ impl Ca {
     /// Configured names of a leaf; none for those whose names are fixed.
     fn server_names(&self, kind: LeafKind) -> Option<&ServerNames> {
         match kind {
-            LeafKind::Attest | LeafKind::Receipt => None,
+            LeafKind::Attest | LeafKind::Receipt | LeafKind::Grant => None,
             LeafKind::Boot | LeafKind::BootRsa => Some(&self.names.boot),
             LeafKind::AdminServer => Some(&self.names.admin),
         }
@@ -405,6 +413,7 @@ impl Ca {
         Ok(match kind {
             LeafKind::Attest => self.issuer.attest(now, random),
             LeafKind::Receipt => self.issuer.receipt(now, random),
+            LeafKind::Grant => self.issuer.grant(now, random),
             LeafKind::Boot => {
                 let (dns, ip) = (&boot.dns, &boot.ip);
                 self.issuer.boot(KeyKind::P256, dns, ip, now, random)

@@ -128,6 +128,7 @@ fn openssl_verifies_each_chain_for_its_purpose_only() {
             false,
             false,
         ),
+        ("grant", &infra, site.leaf(LeafKind::Grant), false, false),
         ("boot", &boot, site.leaf(LeafKind::Boot), true, false),
         ("boot-rsa", &boot, site.leaf(LeafKind::BootRsa), true, false),
         (
@@ -180,6 +181,7 @@ fn webpki_accepts_each_purpose_alone() {
             site.leaf(LeafKind::Receipt),
             oid::EKU_RECEIPT,
         ),
+        (ca.infra_ca(), site.leaf(LeafKind::Grant), oid::EKU_GRANT),
         (
             ca.boot_ca(),
             site.leaf(LeafKind::Boot),
@@ -435,7 +437,7 @@ fn a_creation_that_broke_off_begins_again() {
     }
     assert!(!Ca::exists(&half).unwrap());
     let opened = Ca::open_or_create(&half, &KEK, NOW, names()).unwrap();
-    assert_eq!(opened.records.len(), 10);
+    assert_eq!(opened.records.len(), 11);
     drop((dir, store));
 }
 
@@ -483,7 +485,12 @@ fn leaves_renew_at_two_thirds_or_with_new_names() {
     let kinds: Vec<LeafKind> = renewed.iter().map(|(kind, ..)| *kind).collect();
     assert_eq!(
         kinds,
-        [LeafKind::Receipt, LeafKind::Attest, LeafKind::AdminServer]
+        [
+            LeafKind::Receipt,
+            LeafKind::Grant,
+            LeafKind::Attest,
+            LeafKind::AdminServer
+        ]
     );
     for (kind, leaf, record) in &renewed {
         assert_eq!(leaf.chain(), ca.leaf(*kind).unwrap().chain());
@@ -578,9 +585,9 @@ fn receipts_and_ledger_heads_are_signed_by_the_receipt_key() {
         ..store::Batch::default()
     };
     let committed = ledger.committer.commit(batch).unwrap();
-    assert_eq!(committed.last_seq, 10);
+    assert_eq!(committed.last_seq, 11);
     let report = store::verify(site.store.dir(), &infra).unwrap();
-    assert_eq!((report.entries, report.head), (10, committed.head));
+    assert_eq!((report.entries, report.head), (11, committed.head));
     // The other CAs' certificates verify no ledger.
     assert!(store::verify(site.store.dir(), &site.opened.ca.admin_ca()).is_err());
 }

@@ -217,6 +217,8 @@ impl AttestService {
                 retry_secs: RETRY_SECS,
                 receipt: None,
                 devid_chain: Vec::new(),
+                sealed: None,
+                grant: None,
             },
         );
         http::set(&mut response, header::CONNECTION, "close");

@@ -8,13 +8,14 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
+pub mod handover;
 mod limits;
 
 pub use limits::{
     ATTEST_MAX_BYTES, CERT_MAX_BYTES, DEVICES_MAX, EK_CHAIN_MAX, EKS_MAX, EVENT_LOG_MAX_BYTES,
     LLDP_FRAME_MAX_BYTES, LLDP_MAX, Malformed, PCR15_EXTENDS_MAX, PUBLIC_MAX_BYTES,
-    REPLY_MAX_BYTES, TEXT_MAX_BYTES, decode_challenge, decode_evidence, decode_hello,
-    decode_result,
+    REPLY_MAX_BYTES, RESULT_MAX_BYTES, TEXT_MAX_BYTES, decode_challenge, decode_evidence,
+    decode_hello, decode_progress, decode_result,
 };
 
 /// Largest hello body the gateway reads, in bytes: six EKs with certificates and a chain.
@@ -98,6 +99,9 @@ pub struct Hello {
     pub boot_path: String,
     /// What the running image calls itself (`/etc/vestibule/image`), a hint for the log.
     pub uki_hint: String,
+    /// What this attester can take beyond an LDevID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub can: Vec<handover::Ability>,
 }
 
 /// How a DevID's authValue was made.
@@ -323,6 +327,12 @@ pub struct AttestationResult {
     /// DER certificates, LDevID leaf first, when admitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devid_chain: Vec<Bytes>,
+    /// Payloads for the proven TPM, to an attester that can open them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<Box<handover::Sealed>>,
+    /// Leave to install, to an attester that can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<Box<handover::Grant>>,
 }
 
 /// A signed statement of the gateway.

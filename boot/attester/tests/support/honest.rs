@@ -57,6 +57,8 @@ pub fn honest(
             retry_secs: 2,
             receipt: None,
             devid_chain: Vec::new(),
+            sealed: None,
+            grant: None,
         };
         if decision == Decision::Admit {
             let point = Public::decode(&hello.devid_pub.0)

@@ -356,6 +356,8 @@ impl Admission {
                     retry_secs: 0,
                     receipt: Some(issued.receipt),
                     devid_chain: issued.chain.into_iter().map(Into::into).collect(),
+                    sealed: None,
+                    grant: None,
                 };
                 wire(out, conn, 200, result);
             }
@@ -431,6 +433,8 @@ impl Admission {
             retry_secs: limits::PENDING_RETRY_SECS,
             receipt: None,
             devid_chain: Vec::new(),
+            sealed: None,
+            grant: None,
         };
         wire(out, conn, 202, result);
     }
@@ -796,6 +800,8 @@ fn not_admitted(correlation: &str) -> AttestationResult {
         retry_secs: limits::REFUSED_RETRY_SECS,
         receipt: None,
         devid_chain: Vec::new(),
+        sealed: None,
+        grant: None,
     }
 }
 

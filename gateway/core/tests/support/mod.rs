@@ -265,6 +265,7 @@ impl Node {
             lldp: self.lldp.clone(),
             boot_path: "pxe".into(),
             uki_hint: "attester 3".into(),
+            can: Vec::new(),
         }
     }
 

@@ -2,12 +2,25 @@
 
 use serde::de::DeserializeOwned;
 
+use super::handover::{Grant, Progress, ProgressBody, Sealed};
 use super::{
     AttestationResult, Bytes, Challenge, EVIDENCE_MAX_BYTES, Evidence, HELLO_MAX_BYTES, Hello,
 };
 
-/// Largest challenge or result body, bytes.
+/// Largest challenge, bytes, and largest refusal.
 pub const REPLY_MAX_BYTES: usize = 64 * 1024;
+/// Largest result, bytes: payloads of 512 KiB in base64, and the rest.
+pub const RESULT_MAX_BYTES: usize = 768 * 1024;
+/// Payloads of one result.
+pub const SEALED_ITEMS_MAX: usize = 8;
+/// Bytes of one payload, tag included.
+pub const SEALED_ITEM_MAX_BYTES: usize = 512 * 1024;
+/// Bytes of a signed statement or grant.
+pub const STATEMENT_MAX_BYTES: usize = 8 * 1024;
+/// Largest progress report, bytes.
+pub const PROGRESS_MAX_BYTES: usize = 4 * 1024;
+/// Abilities of an attester: each at most once, and room for ones to come.
+pub const ABILITIES_MAX: usize = 8;
 /// Endorsement keys in a hello: two L, five H templates, one to spare.
 pub const EKS_MAX: usize = 8;
 /// Certificates in the EK chain.
@@ -128,6 +141,7 @@ pub fn decode_hello(body: &[u8]) -> Result<Hello, Malformed> {
         bytes("lldp.frame", &report.frame, 14, LLDP_FRAME_MAX_BYTES)?;
         text("lldp.nic", &report.nic)?;
     }
+    count("can", hello.can.len(), 0, ABILITIES_MAX)?;
     Ok(hello)
 }
 
@@ -191,7 +205,7 @@ pub fn decode_evidence(body: &[u8]) -> Result<Evidence, Malformed> {
 /// # Errors
 /// [`Malformed`] names the first field that is out of bounds.
 pub fn decode_result(body: &[u8]) -> Result<AttestationResult, Malformed> {
-    let result: AttestationResult = json("result", body, REPLY_MAX_BYTES)?;
+    let result: AttestationResult = json("result", body, RESULT_MAX_BYTES)?;
     text("code", &result.code)?;
     if result.hint.len() > 512 {
         return Err(Malformed::new(
@@ -206,7 +220,71 @@ pub fn decode_result(body: &[u8]) -> Result<AttestationResult, Malformed> {
     for cert in &result.devid_chain {
         bytes("devid_chain", cert, 1, CERT_MAX_BYTES)?;
     }
+    if let Some(sealed) = &result.sealed {
+        sealed_bounds(sealed)?;
+    }
+    if let Some(grant) = &result.grant {
+        grant_bounds(grant)?;
+    }
     Ok(result)
+}
+
+fn sealed_bounds(sealed: &Sealed) -> Result<(), Malformed> {
+    statement("sealed", &sealed.statement, &sealed.sig, &sealed.chain)?;
+    bytes("sealed.public", &sealed.public, 1, PUBLIC_MAX_BYTES)?;
+    bytes("sealed.private", &sealed.private, 1, PUBLIC_MAX_BYTES)?;
+    bytes("sealed.secret", &sealed.secret, 1, 640)?;
+    count("sealed.items", sealed.items.len(), 1, SEALED_ITEMS_MAX)?;
+    for item in &sealed.items {
+        text("sealed.items.kind", &item.kind)?;
+        bytes(
+            "sealed.items.ciphertext",
+            &item.ciphertext,
+            16,
+            SEALED_ITEM_MAX_BYTES,
+        )?;
+    }
+    Ok(())
+}
+
+fn grant_bounds(grant: &Grant) -> Result<(), Malformed> {
+    statement("grant", &grant.body, &grant.sig, &grant.chain)
+}
+
+fn statement(
+    field: &'static str,
+    body: &Bytes,
+    sig: &Bytes,
+    chain: &[Bytes],
+) -> Result<(), Malformed> {
+    bytes(field, body, 1, STATEMENT_MAX_BYTES)?;
+    bytes(field, sig, 1, SIGNATURE_MAX_BYTES)?;
+    count(field, chain.len(), 1, EK_CHAIN_MAX)?;
+    for cert in chain {
+        bytes(field, cert, 1, CERT_MAX_BYTES)?;
+    }
+    Ok(())
+}
+
+/// Decodes and bounds a progress report and the body that it signs.
+///
+/// # Errors
+/// [`Malformed`] names the first field that is out of bounds.
+pub fn decode_progress(body: &[u8]) -> Result<(Progress, ProgressBody), Malformed> {
+    let progress: Progress = json("progress", body, PROGRESS_MAX_BYTES)?;
+    bytes("sig", &progress.sig, 1, SIGNATURE_MAX_BYTES)?;
+    let said: ProgressBody = json("body", &progress.body.0, PROGRESS_MAX_BYTES)?;
+    text("grant", &said.grant)?;
+    text("sha256", &said.sha256)?;
+    if said.detail.len() > 512 {
+        return Err(Malformed::new(
+            "malformed.field",
+            "detail",
+            "at most 512 bytes",
+            said.detail.len(),
+        ));
+    }
+    Ok((progress, said))
 }
 
 /// Parses JSON; unknown and duplicate keys are refused by the types.
