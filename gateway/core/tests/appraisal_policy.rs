@@ -6,6 +6,8 @@
 mod support;
 
 use boot::catalog::{Kind, Role};
+use gateway_core::appraisal::dbx::Dbx;
+use gateway_core::appraisal::x509::Cert;
 use gateway_core::appraisal::{Admission, Appraisal, QUOTED_PCRS, TimeTrust, Verified};
 use gateway_core::identity::UnixMillis;
 use gateway_core::policy::Policy;
@@ -133,24 +135,38 @@ fn classes_have_authorities_of_their_own() {
     refuses(&under(&text("standard")), &["boot.authority"]);
 }
 
-/// The dbx as firmware measures it: one list of SHA-256 entries.
-fn dbx(digests: &[[u8; 32]]) -> Vec<u8> {
-    // EFI_CERT_SHA256_GUID.
-    let mut list = vec![
-        0x26, 0x16, 0xc4, 0xc1, 0x4c, 0x50, 0x92, 0x40, 0xac, 0xa9, 0x41, 0xf9, 0x36, 0x93, 0x43,
-        0x28,
-    ];
-    list.extend((28 + 48 * digests.len() as u32).to_le_bytes());
+/// Types of entries (UEFI 2.10 section 32.4.1), as stored.
+const CERT_SHA256: u128 = 0x2616c4c1_4c509240_aca941f9_36934328;
+const CERT_SHA384: u128 = 0x07533eff_d09fc948_85f18ad5_6c701e01;
+const CERT_X509: u128 = 0xa159c0a5_e494a74a_87b5ab15_5c2bf072;
+const CERT_X509_SHA256: u128 = 0x92a4d23b_c0967940_b420fcf9_8ef103ed;
+const CERT_RSA2048: u128 = 0xe866573c_9c26344e_aa14ed77_6e85b3b6;
+
+/// One `EFI_SIGNATURE_LIST`; all of its entries have the length of the first.
+fn signature_list(kind: u128, entries: &[&[u8]]) -> Vec<u8> {
+    let each = 16 + entries.first().map_or(32, |entry| entry.len());
+    let mut list = kind.to_be_bytes().to_vec();
+    list.extend((28 + (each * entries.len()) as u32).to_le_bytes());
     list.extend(0u32.to_le_bytes());
-    list.extend(48u32.to_le_bytes());
-    for digest in digests {
-        list.extend([[0; 16].as_slice(), digest].concat());
+    list.extend((each as u32).to_le_bytes());
+    for entry in entries {
+        list.extend([&[0; 16], *entry].concat());
     }
     list
 }
 
+/// The dbx as firmware measures it: one list of SHA-256 entries.
+fn dbx(digests: &[[u8; 32]]) -> Vec<u8> {
+    let entries: Vec<&[u8]> = digests.iter().map(<[u8; 32]>::as_slice).collect();
+    signature_list(CERT_SHA256, &entries)
+}
+
 fn with_dbx(world: &mut World, digests: &[[u8; 32]]) {
-    let data = log::variable(log::SECURITY_DATABASE, "dbx", &dbx(digests));
+    with_lists(world, &dbx(digests));
+}
+
+fn with_lists(world: &mut World, content: &[u8]) {
+    let data = log::variable(log::SECURITY_DATABASE, "dbx", content);
     world.boots(&changed(|log| {
         log[5] = Entry::measured(7, log::EV_VARIABLE, &data)
     }));
@@ -179,6 +195,139 @@ fn rejects_a_dbx_without_what_the_policy_asks_for() {
         refuses(&world, &["boot.dbx"]);
     }
 }
+
+/// A certificate's signed part, and the certificate: what matters of it here is where the part ends.
+fn certificate_of(part: &str) -> (Vec<u8>, Vec<u8>) {
+    let part = certificate(part);
+    let whole = [&part[..], &[0x30, 0], &[3, 2, 0, 1]].concat();
+    let whole = [&[0x30, whole.len() as u8], &whole[..]].concat();
+    (part, whole)
+}
+
+#[test]
+fn rejects_a_dbx_entry_of_one_kind_in_the_place_of_another() {
+    let digest = [0x33; 32];
+    let always = [&digest[..], &[0; 16]].concat();
+    // 2023-05-09.
+    let date = [0xe7, 0x07, 5, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let dated = [&digest[..], &date].concat();
+    let (part, whole) = certificate_of("a loader's signer");
+    let image = format!("[boot]\ndbx_sha256 = [\"{}\"]", hex::encode(digest));
+    let revoked = |what: &str| format!("[boot]\ndbx_certificate_sha256 = [\"{what}\"]");
+    let by_digest = revoked(&hex::encode(digest));
+    let (by_whole, by_part) = (revoked(&sha256_hex(&whole)), revoked(&sha256_hex(&part)));
+    let of_image = signature_list(CERT_SHA256, &[&digest]);
+    let of_part = signature_list(CERT_X509_SHA256, &[&always]);
+    let from_a_date = signature_list(CERT_X509_SHA256, &[&dated]);
+    let of_whole = signature_list(CERT_X509, &[&whole]);
+    let as_whole_s_digest = signature_list(CERT_SHA256, &[&log::sha256(&whole)]);
+    let unknown = signature_list(CERT_RSA2048, &[&digest]);
+    // The size of another kind: firmware would not compare it.
+    let short = signature_list(CERT_X509_SHA256, &[&digest]);
+    let long = signature_list(CERT_SHA256, &[&always]);
+    for (text, good, bad) in [
+        (
+            &image,
+            vec![&of_image],
+            vec![&of_part, &from_a_date, &unknown, &short, &long],
+        ),
+        (
+            &by_digest,
+            vec![&of_part],
+            vec![&of_image, &from_a_date, &unknown, &short, &long],
+        ),
+        (
+            &by_whole,
+            vec![&of_whole],
+            vec![&as_whole_s_digest, &of_part],
+        ),
+        (&by_part, vec![&of_whole], vec![&of_part]),
+    ] {
+        let mut world = under(text);
+        for content in good {
+            with_lists(&mut world, content);
+            passes(&world);
+        }
+        for content in bad {
+            with_lists(&mut world, content);
+            refuses(&world, &["boot.dbx"]);
+        }
+    }
+    // And the reason says as what it stands there.
+    for (text, content, word) in [
+        (&image, &of_part, "boot.dbx_certificate_sha256"),
+        (&by_digest, &of_image, "boot.dbx_sha256"),
+        (&by_digest, &from_a_date, "from a date on only"),
+    ] {
+        let mut world = under(text);
+        with_lists(&mut world, content);
+        let reasons = refuses(&world, &["boot.dbx"]);
+        assert!(reasons[0].found.contains(word), "{}", reasons[0].found);
+    }
+}
+
+#[test]
+fn a_dbx_s_minimum_counts_what_it_revokes_each_thing_once_and_nothing_unknown() {
+    let digest = [0x33; 32];
+    let always = [&digest[..], &[0; 16]].concat();
+    let (_, whole) = certificate_of("a loader's signer");
+    let four = [
+        signature_list(CERT_SHA256, &[&digest, &digest]),
+        signature_list(CERT_X509_SHA256, &[&always, &always]),
+        signature_list(CERT_X509, &[&whole]),
+        signature_list(CERT_SHA384, &[&[1; 48]]),
+        signature_list(CERT_RSA2048, &[&[1; 256], &[2; 256]]),
+    ]
+    .concat();
+    let mut world = under("[boot]\ndbx_min_entries = 4");
+    with_lists(&mut world, &four);
+    passes(&world);
+    world.policy = policy("[boot]\ndbx_min_entries = 5");
+    let reasons = refuses(&world, &["boot.dbx"]);
+    assert!(
+        reasons[0].found.contains("4 entries")
+            && reasons[0]
+                .found
+                .contains("and 2 of no kind that UEFI defines"),
+        "{}",
+        reasons[0].found
+    );
+}
+
+/// Updates of the dbx as Microsoft publishes them, and a certificate that such an update revokes.
+#[test]
+fn the_dbx_updates_of_the_corpus_revoke_what_their_lists_say() {
+    let Some(root) = std::env::var_os("VESTIBULE_CORPUS") else {
+        println!("SKIP VESTIBULE_CORPUS is not set");
+        return;
+    };
+    let keys = std::path::Path::new(&root).join("sbkeys");
+    for (file, images, certificates) in UPDATES {
+        let update = std::fs::read(keys.join(file)).unwrap();
+        // EFI_VARIABLE_AUTHENTICATION_2: a time, then a WIN_CERTIFICATE that knows its length.
+        let signed = u32::from_le_bytes(update[16..20].try_into().unwrap()) as usize;
+        let dbx = Dbx::read(&update[16 + signed..]);
+        let found = (dbx.images.len(), dbx.named.len(), dbx.unknown());
+        assert_eq!(found, (images, certificates, 0), "{file}");
+        assert_eq!(dbx.entries(), images + certificates, "{file}");
+    }
+    for file in [
+        "go-eventlog__canonical-boothole.crt",
+        "go-eventlog__cisco-boothole.crt",
+    ] {
+        let der = std::fs::read(keys.join(file)).unwrap();
+        let dbx = Dbx::read(&signature_list(CERT_X509, &[&der]));
+        let cert = Cert::parse(&der).unwrap();
+        assert!(dbx.named.contains(&log::sha256(&cert.der)), "{file}");
+        assert_eq!((dbx.certificates.len(), dbx.images.len()), (2, 0), "{file}");
+    }
+}
+
+/// Images and certificates of each file.
+const UPDATES: [(&str, usize, usize); 2] = [
+    ("go-eventlog__dbxupdate-2014-08-11.bin", 13, 0),
+    ("go-eventlog__dbxupdate_x64-2021-04-29.bin", 211, 0),
+];
 
 #[test]
 fn rejects_a_dbx_that_is_shown_and_not_measured_by_the_firmware() {

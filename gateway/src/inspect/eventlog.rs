@@ -130,6 +130,7 @@ struct EntryField {
     kind: String,
     owner: String,
     sha256: String,
+    revoked_from: Option<String>,
     subject: Option<String>,
 }
 
@@ -496,16 +497,28 @@ fn proof_name(proof: Proof) -> &'static str {
 fn entry(signature: &Signature<'_>) -> EntryField {
     let (kind, subject) = match signature.kind {
         SignatureKind::X509 => ("x509".into(), subject(signature.data)),
-        SignatureKind::Sha256 => ("sha256".into(), None),
-        SignatureKind::X509Sha256 => ("x509_sha256".into(), None),
+        SignatureKind::Image(alg) => (alg.name().to_owned(), None),
+        SignatureKind::SignedPart(alg) => (format!("x509_{}", alg.name()), None),
         SignatureKind::Other(guid) => (guid_text(&guid), None),
     };
     EntryField {
         kind,
         owner: guid_text(&signature.owner),
         sha256: hex::encode(signature.digest()),
+        revoked_from: signature.revoked_from().and_then(efi_time),
         subject,
     }
+}
+
+/// `EFI_TIME` (UEFI 2.10 section 8.3) as text; its time zone is UTC where a date of revocation is meant.
+fn efi_time(octets: &[u8]) -> Option<String> {
+    let [y0, y1, month, day, hour, minute, second, ..] = *octets else {
+        return None;
+    };
+    let year = u16::from_le_bytes([y0, y1]);
+    Some(format!(
+        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z"
+    ))
 }
 
 fn authority_field(event: usize, variable: &Variable<'_>, proof: Proof) -> AuthorityField {

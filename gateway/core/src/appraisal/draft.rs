@@ -12,9 +12,10 @@ use std::fmt::Write as _;
 use sha2::{Digest as _, Sha256};
 
 use super::boot_events::{BootEvents, ImageKind};
+use super::dbx::Dbx;
 use super::events::BANK;
 use super::recorded::{RecordedBoot, RecordedContext, appraise_recorded};
-use super::variables::{Proof, Signature};
+use super::variables::Proof;
 use super::x509::Cert;
 use super::{CatalogEntry, PCRS_ALWAYS, QUOTED_PCRS, TimeTrust, replay};
 use crate::policy::{
@@ -156,7 +157,7 @@ fn authorities(body: &mut String, events: &BootEvents<'_>) {
         let digest = hex::encode(Sha256::digest(voucher));
         let whose = match authority.variable.certificate() {
             Some(der) => Cert::parse(der).map_or("a certificate".into(), |c| c.subject_text()),
-            None => "an image that db names by its digest".into(),
+            None => authority.variable.voucher_kind().to_owned(),
         };
         if seen.len() < DIGESTS_MAX && seen.insert(digest.clone()) {
             let name = &authority.variable.name;
@@ -197,25 +198,30 @@ fn dbx(body: &mut String, events: &BootEvents<'_>, list: bool) {
         .iter()
         .filter(|database| database.variable.is_dbx() && database.proof == Proof::Whole);
     // The least of them, as row 11 takes it.
-    let digests = measured
-        .map(|database| Signature::digests(database.variable.data))
-        .min_by_key(BTreeSet::len)
+    let dbx = measured
+        .map(|database| Dbx::read(database.variable.data))
+        .min_by_key(Dbx::entries)
         .unwrap_or_default();
-    if digests.is_empty() {
+    if dbx.entries() == 0 {
         body.push_str("# The dbx is empty or not measured: nothing is revoked on that machine.\n");
         return;
     }
-    let count = digests.len().min(DBX_ENTRIES_MAX);
+    let count = dbx.entries().min(DBX_ENTRIES_MAX);
     let _ = writeln!(body, "# What the dbx revoked.\ndbx_min_entries = {count}");
-    let entries: Vec<String> = digests
+    if list {
+        dbx_entries(body, "dbx_sha256", &dbx.images);
+        dbx_entries(body, "dbx_certificate_sha256", &dbx.named);
+    }
+}
+
+fn dbx_entries(body: &mut String, key: &str, digests: &BTreeSet<[u8; 32]>) {
+    let lines: Vec<String> = digests
         .iter()
-        .filter(|digest| digest.len() == BANK.size())
         .take(DIGESTS_MAX)
-        .map(hex::encode)
+        .map(|digest| format!("    \"{}\",\n", hex::encode(digest)))
         .collect();
-    if list && !entries.is_empty() {
-        let lines: Vec<String> = entries.iter().map(|d| format!("    \"{d}\",\n")).collect();
-        let _ = write!(body, "dbx_sha256 = [\n{}]\n", lines.concat());
+    if !lines.is_empty() {
+        let _ = write!(body, "{key} = [\n{}]\n", lines.concat());
     }
 }
 

@@ -8,6 +8,7 @@
 mod ak;
 pub mod boot_events;
 mod boot_policy;
+pub mod dbx;
 pub mod draft;
 pub mod ek;
 pub mod ek_record;

@@ -3,8 +3,6 @@
 //! A variable counts as far as a digest covers it. Which that is has three forms in the field;
 //! decisions take the weaker two for authorities only, and never where the name matters.
 
-use std::collections::BTreeSet;
-
 use attest_wire::tpm::HashAlg;
 
 use super::eventlog::Event;
@@ -134,6 +132,18 @@ impl<'a> Variable<'a> {
             .unwrap_or_else(|| self.data.get(16..).unwrap_or_default())
     }
 
+    /// What kind of thing [`Variable::voucher`] is. The event does not say the type of the entry, so
+    /// only what UEFI lets vouch is told apart: a certificate, or the digest of an image.
+    pub fn voucher_kind(&self) -> &'static str {
+        if self.certificate().is_some() {
+            return "a certificate";
+        }
+        match self.voucher().len() {
+            20 | 32 | 48 | 64 => "the digest of an image that db names",
+            _ => "octets that are neither certificate nor digest",
+        }
+    }
+
     /// Whether it is the database of what must not run.
     pub fn is_dbx(&self) -> bool {
         self.guid == EFI_IMAGE_SECURITY_DATABASE && self.name == "dbx"
@@ -169,75 +179,39 @@ fn is_one_der_sequence(bytes: &[u8]) -> bool {
 /// What kind of thing one entry of a signature database is (UEFI 2.10 section 32.4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignatureKind {
-    /// `EFI_CERT_X509_GUID`.
+    /// `EFI_CERT_X509_GUID`: a certificate.
     X509,
-    /// `EFI_CERT_SHA256_GUID`: Authenticode digest of an image.
-    Sha256,
-    /// `EFI_CERT_X509_SHA256_GUID`: digest of a certificate's signed part, with a date.
-    X509Sha256,
-    /// Another one, named by its GUID.
+    /// `EFI_CERT_SHA256_GUID` and its kin: Authenticode digest of an image.
+    Image(HashAlg),
+    /// `EFI_CERT_X509_SHA256_GUID` and its kin: digest of a certificate's signed part, with a date.
+    SignedPart(HashAlg),
+    /// Another one, or one whose entries have not the size of its kind, named by its GUID.
     Other([u8; 16]),
 }
 
+/// Octets of `EFI_TIME` behind the digest of a certificate's signed part.
+const EFI_TIME_BYTES: usize = 16;
+
 impl SignatureKind {
-    fn of(guid: [u8; 16]) -> Self {
-        match guid {
-            [
-                0xa1,
-                0x59,
-                0xc0,
-                0xa5,
-                0xe4,
-                0x94,
-                0xa7,
-                0x4a,
-                0x87,
-                0xb5,
-                0xab,
-                0x15,
-                0x5c,
-                0x2b,
-                0xf0,
-                0x72,
-            ] => Self::X509,
-            [
-                0x26,
-                0x16,
-                0xc4,
-                0xc1,
-                0x4c,
-                0x50,
-                0x92,
-                0x40,
-                0xac,
-                0xa9,
-                0x41,
-                0xf9,
-                0x36,
-                0x93,
-                0x43,
-                0x28,
-            ] => Self::Sha256,
-            [
-                0x92,
-                0xa4,
-                0xd2,
-                0x3b,
-                0xc0,
-                0x96,
-                0x79,
-                0x40,
-                0xb4,
-                0x20,
-                0xfc,
-                0xf9,
-                0x8e,
-                0xf1,
-                0x03,
-                0xed,
-            ] => Self::X509Sha256,
-            other => Self::Other(other),
-        }
+    /// The kind of a list by its GUID as the log has it, whose entries hold `len` octets behind their owner.
+    fn of(guid: [u8; 16], len: usize) -> Self {
+        let kind = match u128::from_be_bytes(guid) {
+            0xa159c0a5_e494a74a_87b5ab15_5c2bf072 => Self::X509,
+            0x12a56c82_10cfc94a_b187be01_496631bd => Self::Image(HashAlg::Sha1),
+            0x2616c4c1_4c509240_aca941f9_36934328 => Self::Image(HashAlg::Sha256),
+            0x07533eff_d09fc948_85f18ad5_6c701e01 => Self::Image(HashAlg::Sha384),
+            0xae0f3e09_c4a6504f_9f1bd41e_2b89c19a => Self::Image(HashAlg::Sha512),
+            0x92a4d23b_c0967940_b420fcf9_8ef103ed => Self::SignedPart(HashAlg::Sha256),
+            0x6e877670_c280e64e_aad228b3_49a6865b => Self::SignedPart(HashAlg::Sha384),
+            0x63bf6d44_0225da4c_bcfa2465_d2b0fe9d => Self::SignedPart(HashAlg::Sha512),
+            _ => Self::Other(guid),
+        };
+        let fits = match kind {
+            Self::X509 | Self::Other(_) => true,
+            Self::Image(alg) => len == alg.size(),
+            Self::SignedPart(alg) => len == alg.size() + EFI_TIME_BYTES,
+        };
+        if fits { kind } else { Self::Other(guid) }
     }
 }
 
@@ -259,7 +233,6 @@ impl<'a> Signature<'a> {
         let mut all = Vec::new();
         while !content.is_empty() {
             let (head, rest) = content.split_at_checked(28)?;
-            let kind = SignatureKind::of(head[..16].try_into().ok()?);
             let number = |at: usize| -> Option<usize> {
                 let octets = head.get(at..at + 4)?.try_into().ok()?;
                 usize::try_from(u32::from_le_bytes(octets)).ok()
@@ -270,6 +243,7 @@ impl<'a> Signature<'a> {
             if each <= 16 || entries.len() % each != 0 {
                 return None;
             }
+            let kind = SignatureKind::of(head[..16].try_into().ok()?, each - 16);
             for entry in entries.chunks_exact(each) {
                 let (owner, data) = entry.split_at_checked(16)?;
                 all.push(Self {
@@ -283,20 +257,26 @@ impl<'a> Signature<'a> {
         Some(all)
     }
 
-    /// What the content of a database names, each once. One that cannot be read names nothing.
-    pub fn digests(content: &'a [u8]) -> BTreeSet<Vec<u8>> {
-        let entries = Self::lists(content).unwrap_or_default();
-        entries.iter().map(Self::digest).collect()
-    }
-
-    /// Digest by which one names it: SHA-256 of a certificate, else the digest that it is.
+    /// Digest by which one names it: that of an image or of a certificate's signed part as it stands
+    /// there, else SHA-256 of what it holds. Says nothing without the kind.
     pub fn digest(&self) -> Vec<u8> {
         match self.kind {
-            SignatureKind::Sha256 => self.data.to_vec(),
-            // The date of revocation stands behind the digest.
-            SignatureKind::X509Sha256 => self.data.get(..32).unwrap_or(self.data).to_vec(),
+            SignatureKind::Image(_) => self.data.to_vec(),
+            SignatureKind::SignedPart(alg) => {
+                self.data.get(..alg.size()).unwrap_or(self.data).to_vec()
+            }
             SignatureKind::X509 | SignatureKind::Other(_) => HashAlg::Sha256.digest(&[self.data]),
         }
+    }
+
+    /// From when on a certificate is revoked that the entry names by its signed part: `EFI_TIME`, or
+    /// none where it always is (all zero), and for every other kind.
+    pub fn revoked_from(&self) -> Option<&'a [u8]> {
+        let SignatureKind::SignedPart(alg) = self.kind else {
+            return None;
+        };
+        let time = self.data.get(alg.size()..)?;
+        time.iter().any(|&octet| octet != 0).then_some(time)
     }
 }
 

@@ -84,8 +84,10 @@ pub struct BootRules {
     pub driver_authority_sha256: Vec<[u8; 32]>,
     /// How many entries the measured dbx has at least.
     pub dbx_min_entries: usize,
-    /// Entries that it has, each by the digest that names it.
+    /// Images that the measured dbx revokes: Authenticode digests.
     pub dbx_sha256: Vec<[u8; 32]>,
+    /// Certificates that it revokes without a date: SHA-256 of the whole or of the signed part.
+    pub dbx_certificate_sha256: Vec<[u8; 32]>,
     /// Digests that may be measured into PCR 12; empty: it must be zero.
     pub command_line_sha256: Vec<[u8; 32]>,
     /// Names of the catalogue that may run; empty: all of it.
@@ -108,6 +110,7 @@ impl BootRules {
             driver_authority_sha256: Vec::new(),
             dbx_min_entries: 0,
             dbx_sha256: Vec::new(),
+            dbx_certificate_sha256: Vec::new(),
             command_line_sha256: Vec::new(),
             images: Vec::new(),
             roles: vec![Role::Provision],
@@ -147,6 +150,7 @@ impl BootRules {
                 .integer("dbx_min_entries", 0..=DBX_ENTRIES_MAX as u64, "entries")
                 .map_or(base.dbx_min_entries, |count| count as usize),
             dbx_sha256: more("dbx_sha256", &base.dbx_sha256),
+            dbx_certificate_sha256: more("dbx_certificate_sha256", &base.dbx_certificate_sha256),
             command_line_sha256: command_lines(section, &base.command_line_sha256),
             images: images(section, &base.images),
             roles: roles(section, &base.roles),
@@ -388,7 +392,7 @@ mod tests {
     #[test]
     fn what_is_refused_in_general_is_refused_in_a_class_too() {
         let general = format!(
-            "[boot]\nwithdrawn_sha256 = [\"{D1}\"]\ndbx_sha256 = [\"{D1}\"]\n\
+            "[boot]\nwithdrawn_sha256 = [\"{D1}\"]\ndbx_sha256 = [\"{D1}\"]\ndbx_certificate_sha256 = [\"{D1}\"]\n\
              [[boot.floor]]\nimage = \"attester\"\nversion = 7\n\
              [[boot.floor]]\nimage = \"ipxe\"\nversion = 2\n"
         );
@@ -407,7 +411,12 @@ mod tests {
             .collect();
         assert_eq!(floors, [("ipxe", 2), ("attester", 9)]);
         assert_eq!(policy.boot(None).withdrawn_sha256, [[0x11; 32]]);
-        for key in ["withdrawn_sha256", "dbx_sha256", "floor"] {
+        for key in [
+            "withdrawn_sha256",
+            "dbx_sha256",
+            "dbx_certificate_sha256",
+            "floor",
+        ] {
             let list = mistakes(&format!(
                 "{general}[[class]]\nname = \"control\"\n[class.boot]\n{key} = []\n"
             ));
@@ -503,6 +512,10 @@ mod tests {
             ("roles = [\"installer\"]", "boot.roles"),
             ("dbx_min_entries = 70000", "boot.dbx_min_entries"),
             ("dbx_sha256 = [\"zz\"]", "boot.dbx_sha256[0]"),
+            (
+                "dbx_certificate_sha256 = [1]",
+                "boot.dbx_certificate_sha256[0]",
+            ),
             ("command_lines = [\"a\\u0000b\"]", "boot.command_lines"),
             ("withdrawn = []", "boot.withdrawn"),
             ("event_types = []", "boot.event_types"),

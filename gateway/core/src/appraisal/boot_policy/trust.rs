@@ -8,12 +8,16 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest as _, Sha256};
 
+use super::super::dbx::Dbx;
 use super::super::eventlog::Log;
 use super::super::events::BANK;
 use super::super::shown;
-use super::super::variables::{Signature, Variable};
+use super::super::variables::Variable;
 use super::{BootJudge, describe, extends};
 use crate::policy::OptionRoms;
+
+const UPDATE_DBX: &str =
+    "update the machine's dbx (fwupdmgr, or the firmware's vendor) and boot again";
 
 /// What PCR 7 says of keys.
 #[derive(Default)]
@@ -35,7 +39,12 @@ impl BootJudge<'_> {
             self.refuse(
                 "boot.authority",
                 "a certificate of policy boot.authority_sha256",
-                format!("{} from {}", hex::encode(digest), shown(&variable.name)),
+                format!(
+                    "{} of {} from {}",
+                    hex::encode(digest),
+                    variable.voucher_kind(),
+                    shown(&variable.name)
+                ),
                 "policy boot.authority_sha256",
                 "remove the foreign key from the machine's db, or add it to the policy",
             );
@@ -46,10 +55,9 @@ impl BootJudge<'_> {
     /// The dbx has what the policy asks for. Each one that was measured before the separator: firmware that
     /// took an update on the way measures the old and the new, and passes at its next boot.
     pub(super) fn dbx(&mut self, vouched: &Vouched<'_>) {
-        const NEXT: &str =
-            "update the machine's dbx (fwupdmgr, or the firmware's vendor) and boot again";
-        let (min, listed) = (self.rules.dbx_min_entries, &self.rules.dbx_sha256);
-        if min == 0 && listed.is_empty() {
+        let rules = self.rules;
+        let (images, certificates) = (&rules.dbx_sha256, &rules.dbx_certificate_sha256);
+        if rules.dbx_min_entries == 0 && images.is_empty() && certificates.is_empty() {
             return;
         }
         if vouched.dbx.is_empty() {
@@ -57,39 +65,82 @@ impl BootJudge<'_> {
                 "boot.dbx",
                 "the dbx, measured before the separator of PCR 7",
                 "none",
-                "policy boot.dbx_min_entries, boot.dbx_sha256",
+                "policy boot.dbx_min_entries, boot.dbx_sha256, boot.dbx_certificate_sha256",
                 "the firmware has no dbx or does not measure it; update the firmware",
             );
         }
         for content in &vouched.dbx {
-            let digests = Signature::digests(content);
-            if digests.len() < min {
-                self.refuse(
-                    "boot.dbx",
-                    format!("a dbx of {min} entries or more"),
-                    format!("{} entries in {} bytes", digests.len(), content.len()),
-                    "policy boot.dbx_min_entries",
-                    NEXT,
-                );
-            }
-            let missing: Vec<&[u8; 32]> = listed
-                .iter()
-                .filter(|digest| !digests.contains(digest.as_slice()))
-                .collect();
-            if let Some(first) = missing.first() {
-                self.refuse(
-                    "boot.dbx",
-                    format!("a dbx with all {} entries of the policy", listed.len()),
-                    format!(
-                        "{} missing, the first {}",
-                        missing.len(),
-                        hex::encode(first)
-                    ),
-                    "policy boot.dbx_sha256",
-                    NEXT,
-                );
-            }
+            let dbx = Dbx::read(content);
+            self.dbx_size(&dbx, content.len());
+            self.dbx_has(
+                ("image digests", "policy boot.dbx_sha256", images),
+                &dbx.images,
+                &[(
+                    &dbx.certificates,
+                    "as a certificate: boot.dbx_certificate_sha256",
+                )],
+            );
+            self.dbx_has(
+                (
+                    "certificates",
+                    "policy boot.dbx_certificate_sha256",
+                    certificates,
+                ),
+                &dbx.certificates,
+                &[
+                    (&dbx.dated, "from a date on only"),
+                    (&dbx.images, "as an image: boot.dbx_sha256"),
+                ],
+            );
         }
+    }
+
+    fn dbx_size(&mut self, dbx: &Dbx, bytes: usize) {
+        let (min, found) = (self.rules.dbx_min_entries, dbx.entries());
+        if found >= min {
+            return;
+        }
+        let unknown = match dbx.unknown() {
+            0 => String::new(),
+            count => format!(", and {count} of no kind that UEFI defines"),
+        };
+        self.refuse(
+            "boot.dbx",
+            format!("a dbx of {min} entries or more"),
+            format!("{found} entries in {bytes} bytes{unknown}"),
+            "policy boot.dbx_min_entries",
+            UPDATE_DBX,
+        );
+    }
+
+    /// Whether all of a list are among the entries of their kind. `others` are kinds that do not
+    /// count, to say of the first one missing that it stands there as something else.
+    fn dbx_has(
+        &mut self,
+        (what, source, listed): (&str, &'static str, &[[u8; 32]]),
+        found: &BTreeSet<[u8; 32]>,
+        others: &[(&BTreeSet<[u8; 32]>, &str)],
+    ) {
+        let mut missing = listed.iter().filter(|digest| !found.contains(*digest));
+        let Some(first) = missing.next() else {
+            return;
+        };
+        let instead = others
+            .iter()
+            .find(|(kind, _)| kind.contains(first))
+            .map(|(_, word)| format!(" (there {word})"));
+        self.refuse(
+            "boot.dbx",
+            format!("a dbx with all {} {what} of the policy", listed.len()),
+            format!(
+                "{} missing, the first {}{}",
+                1 + missing.count(),
+                hex::encode(first),
+                instead.unwrap_or_default()
+            ),
+            source,
+            UPDATE_DBX,
+        );
     }
 
     /// PCR 2: drivers from add-in cards and from `Driver####` options.

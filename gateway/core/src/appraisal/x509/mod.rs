@@ -340,6 +340,13 @@ impl Cert {
     }
 }
 
+/// The signed part of a certificate as encoded, header included; none where it cannot be cut out.
+pub(crate) fn signed_part(certificate: &[u8]) -> Option<&[u8]> {
+    let mut whole = Reader(certificate).sequence("certificate").ok()?;
+    let part = whole.expect(tag::SEQUENCE, "signed part").ok()?;
+    Some(part.raw)
+}
+
 /// A raw name as text.
 pub(crate) fn name_text(raw: &[u8]) -> String {
     name::rfc4514(raw).map_or_else(|_| "unreadable".into(), |text| shown_long(&text))
