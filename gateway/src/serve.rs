@@ -609,7 +609,7 @@ fn told_at_start(declared: &Declared, artefacts: &[Artefact], change: Option<&Re
         );
     }
     let withdrawn = unmatched::withdrawals(&declared.policy, artefacts);
-    let classes = unmatched::fallbacks(&declared.policy, &declared.inventory);
+    let classes = unmatched::classes(&declared.policy, &declared.inventory);
     for warning in withdrawn.iter().chain(&classes) {
         tracing::warn!("{warning}");
     }

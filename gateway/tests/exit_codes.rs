@@ -120,7 +120,7 @@ fn a_class_that_the_policy_does_not_have_is_a_warning() {
     expect(
         &check,
         0,
-        "warning: inventory: the policy has no class \"contrl\" (it has control)",
+        "warning: inventory: the policy has no class \"contrl\" (it has control, default), so its 1 machines are refused",
     );
     expect(&check, 0, "ok: 1 declared machines");
 }

@@ -18,9 +18,12 @@ pub use boot::{
 };
 
 use crate::appraisal::{Check, PCRS_ALWAYS, QUOTED_PCRS};
+use crate::reason::Reason;
 use crate::record::{POLICY_TEXT_MAX_BYTES, PolicyInForce, Record};
 use crate::strict_toml::{Document, Mistake, Section};
 
+/// Class of a machine that was approved without one: the general rules, or those of a class of that name.
+pub const DEFAULT_CLASS: &str = "default";
 /// Classes with rules of their own.
 const CLASSES_MAX: usize = 64;
 /// Banks that are named; a TPM has below.
@@ -178,10 +181,36 @@ impl Policy {
         .collect()
     }
 
-    /// Whether a machine of `class` is judged by the general rules although others have their own: what
-    /// a mistyped class looks like.
-    pub fn falls_back(&self, class: &str) -> bool {
-        !self.classes.is_empty() && !self.classes.contains_key(class)
+    /// Whether there are classes and this is none of them: it is mistyped, or its rules are gone.
+    /// [`DEFAULT_CLASS`] always is one.
+    pub fn lacks(&self, class: &str) -> bool {
+        let known = class == DEFAULT_CLASS || self.classes.contains_key(class);
+        !known && !self.classes.is_empty()
+    }
+
+    /// The classes that a machine may have, in words.
+    pub fn classes_text(&self) -> String {
+        let own = self.classes().filter(|class| *class != DEFAULT_CLASS);
+        let all: Vec<&str> = own.chain([DEFAULT_CLASS]).collect();
+        format!("it has {}", all.join(", "))
+    }
+
+    /// Takes a machine's class. Rules that nobody wrote for it let nothing pass: those for all may be
+    /// weaker than what was meant.
+    ///
+    /// # Errors
+    /// `machine.class`.
+    pub fn know_class(&self, class: &str, next: &'static str) -> Result<(), Reason> {
+        if !self.lacks(class) {
+            return Ok(());
+        }
+        Err(Reason::new(
+            "machine.class",
+            format!("a class of the policy ({})", self.classes_text()),
+            format!("class {:?}", crate::appraisal::shown(class)),
+            "docs/POLICY.md, classes",
+            next,
+        ))
     }
 
     /// Digests that it withdraws anywhere.

@@ -230,6 +230,7 @@ fn a_class_may_take_a_bare_ek_that_the_inventory_names() {
                 [[class]]\nname = \"bare\"\n[class.checks]\nek_cert = \"report\"\n";
     let mut world = World::new();
     world.policy = Policy::parse(text).unwrap();
+    world.binding().class = "default".into();
     let Appraisal::Refused(refusal) = world.run() else {
         panic!("a bare EK passed a policy that demands a certificate");
     };

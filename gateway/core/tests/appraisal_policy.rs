@@ -93,7 +93,10 @@ fn a_class_may_leave_out_registers_that_decide_nothing() {
     unlogged(&mut world);
     refuses(&world, &["eventlog.replay"]);
     // Another class is not concerned.
-    let mut world = under(&less.replace("standard", "runtime"));
+    let mut world = under(&format!(
+        "{}\n[[class]]\nname = \"standard\"\n",
+        less.replace("standard", "runtime")
+    ));
     unlogged(&mut world);
     refuses(&world, &["eventlog.replay"]);
 }
@@ -131,8 +134,29 @@ fn classes_have_authorities_of_their_own() {
             hex::encode([1; 32])
         )
     };
-    passes(&under(&text("other")));
+    let general = "\n[[class]]\nname = \"standard\"\n";
+    passes(&under(&(text("other") + general)));
     refuses(&under(&text("standard")), &["boot.authority"]);
+}
+
+#[test]
+fn rejects_a_machine_whose_class_the_policy_does_not_have() {
+    let classes = "[[class]]\nname = \"control\"\n[[class]]\nname = \"worker\"\n";
+    let reasons = refuses(&under(classes), &["machine.class"]);
+    assert!(
+        reasons[0].expected.contains("control, worker, default"),
+        "{reasons:?}"
+    );
+    // "report" lets no such machine pass either: the class says what is reported.
+    let mut world = under(classes);
+    let observe = format!("version = 1\npreset = \"observe\"\n{classes}");
+    world.policy = Policy::parse(&observe).unwrap();
+    refuses(&world, &["machine.class"]);
+    // The class of those approved without one has the general rules, and so have all without classes.
+    let mut world = under(classes);
+    world.binding().class = "default".into();
+    passes(&world);
+    passes(&under(""));
 }
 
 /// Types of entries (UEFI 2.10 section 32.4.1), as stored.

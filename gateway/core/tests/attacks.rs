@@ -14,7 +14,7 @@ use gateway_core::appraisal::TimeTrust;
 use gateway_core::gateway::Input;
 use gateway_core::identity::{ConnId, EkName, MachineId};
 use gateway_core::inventory::{DeclaredMachine, Inventory};
-use gateway_core::policy::Preset;
+use gateway_core::policy::{Policy, Preset};
 use gateway_core::reason::Reason;
 use gateway_core::record::Record;
 use support::Node;
@@ -366,6 +366,64 @@ fn an_approval_is_for_the_report_that_was_seen() {
     assert_eq!(refused.code, "claim.changed");
     assert_eq!(site.machine(&id).state, "pending");
     site.approve(&id);
+}
+
+#[test]
+fn an_approval_is_for_a_class_that_the_policy_has() {
+    let classes = |names: &[&str]| {
+        let lines = names.iter().map(|n| format!("[[class]]\nname = \"{n}\"\n"));
+        let text = lines.collect::<String>();
+        Policy::parse(&format!("version = 1\npreset = \"standard\"\n{text}")).unwrap()
+    };
+    let given = |site: &Site, id: &str, name: &str| {
+        let Command::Approve {
+            machine,
+            report_sha256,
+            compared,
+            ..
+        } = site.approval(id)
+        else {
+            panic!("no approval");
+        };
+        Command::Approve {
+            machine,
+            report_sha256,
+            class: Some(name.into()),
+            disk_serial: None,
+            port: None,
+            compared,
+        }
+    };
+    let mut site = Site::new();
+    site.declared.policy = classes(&["control", "worker"]);
+    site.restart();
+    let node = node();
+    site.attempt(&node, 1, PEER);
+    let id = site.gateway.machines()[0].machine.0.clone();
+    for name in ["contrl", "Control", "control "] {
+        let command = given(&site, &id, name);
+        let refused = site.ask(command).expect_err("no such class");
+        assert_eq!(refused.code, "machine.class");
+        assert!(
+            refused.expected.contains("control, worker, default"),
+            "{refused:?}"
+        );
+        assert_eq!(site.machine(&id).state, "pending");
+    }
+    let command = given(&site, &id, "worker");
+    site.act(command);
+    assert_eq!(site.attempt(&node, 2, PEER).0, 200);
+    // A later policy without its class lets it in no more, and the names are in the count's reason.
+    site.declared.policy = classes(&["control"]);
+    site.restart();
+    site.hello(&node, 3, PEER);
+    assert_eq!(site.result().0, 403);
+    let refusals = site.gateway.status().refusals;
+    assert_eq!(refusals.get("machine.class"), Some(&1), "{refusals:?}");
+    // Without classes there is one set of rules, whatever the name.
+    site.declared.policy = classes(&[]);
+    site.restart();
+    assert_eq!(site.attempt(&node, 4, PEER).0, 200);
 }
 
 #[test]

@@ -4,11 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test: a failed step ends it")]
 
 use gateway_core::admission::command::{Caller, Command, Role, to_act};
+use gateway_core::admission::effect::Rules;
 use gateway_core::admission::event::Event;
 use gateway_core::admission::registry::Registry;
-use gateway_core::appraisal::EkRoots;
+use gateway_core::appraisal::{DevIdRules, EkRoots, TimeTrust};
 use gateway_core::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use gateway_core::limits;
+use gateway_core::policy::{Policy, Preset};
 use gateway_core::record::{Act, Claim, Mark, OperatorAct, Record};
 use gateway_core::walk::Step;
 
@@ -111,9 +113,17 @@ fn rejects_operator_text_beyond_the_bound() {
         cn: "ada".into(),
         role: Role::Operator,
     };
+    let rules = Rules {
+        policy: Policy::preset(Preset::Standard).into(),
+        directory: registry.directory(),
+        ek_roots: EkRoots::default().into(),
+        catalog: Vec::new().into(),
+        time: TimeTrust::None,
+        devid: DevIdRules::default(),
+    };
     let withdraw = |len: usize| {
         let command = Command::Withdraw(MachineId("m-1".into()), "x".repeat(len));
-        to_act(command, &caller, &registry, &[], &EkRoots::default())
+        to_act(command, &caller, &registry, &rules)
     };
     assert!(matches!(
         withdraw(limits::OPERATOR_TEXT_MAX_BYTES),

@@ -18,7 +18,7 @@ use super::machine::plain;
 use super::recorded::{CatalogArgs, RecordedArgs, manifest};
 use super::{Exit, Failure, Output};
 use crate::config::PolicySource;
-use crate::inventory::{load_policy, unmatched};
+use crate::inventory::load_policy;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -47,10 +47,10 @@ pub(super) fn test(
     catalog: &CatalogArgs,
 ) -> Result<Exit, Failure> {
     let policy = load_policy(&PolicySource::File(policy.to_owned()))?;
-    if let Some(class) = class.filter(|class| policy.falls_back(class)) {
+    if let Some(class) = class.filter(|class| policy.lacks(class)) {
         let text = format!(
             "--class: expected a class of the policy ({}), found {class:?}",
-            unmatched::names(&policy)
+            policy.classes_text()
         );
         return Err(Failure::told(Exit::Usage, text));
     }

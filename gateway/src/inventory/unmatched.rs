@@ -2,7 +2,7 @@
 //!
 //! `vestibule config check` and the start of the daemon tell the same.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use boot::catalog::Artefact;
 use gateway_core::inventory::Inventory;
@@ -33,28 +33,26 @@ pub fn withdrawals(policy: &Policy, artefacts: &[Artefact]) -> Vec<String> {
         .collect()
 }
 
-/// Classes of declared machines that a policy with classes does not have, in words: the general rules
-/// are theirs, which may be what is meant.
-pub fn fallbacks(policy: &Policy, inventory: &Inventory) -> Vec<String> {
-    let machines = inventory.machines.iter();
-    let classes: BTreeSet<&str> = machines.map(|machine| machine.class.as_str()).collect();
-    classes
+/// Classes of declared machines that a policy with classes does not have, in words: row 3 refuses
+/// their machines.
+pub fn classes(policy: &Policy, inventory: &Inventory) -> Vec<String> {
+    let mut machines: BTreeMap<&str, usize> = BTreeMap::new();
+    for machine in &inventory.machines {
+        if policy.lacks(&machine.class) {
+            *machines.entry(&machine.class).or_default() += 1;
+        }
+    }
+    machines
         .into_iter()
-        .filter(|class| policy.falls_back(class))
-        .map(|class| {
+        .map(|(class, count)| {
             format!(
-                "inventory: the policy has no class {class:?} ({}), so its general rules judge these \
-                 machines; a [[class]] with just that name says that they are meant",
-                names(policy)
+                "inventory: the policy has no class {class:?} ({}), so its {count} machines are refused \
+                 (machine.class); correct the name, or write the class into the policy: a [[class]] with \
+                 just that name has the general rules",
+                policy.classes_text()
             )
         })
         .collect()
-}
-
-/// Classes of the policy, for a message.
-pub fn names(policy: &Policy) -> String {
-    let names: Vec<&str> = policy.classes().collect();
-    format!("it has {}", names.join(", "))
 }
 
 #[cfg(test)]
@@ -120,16 +118,19 @@ mod tests {
         let inventory = Inventory::parse(
             "version = 1\n[[machine]]\nserial = \"ABC1\"\nclass = \"contrl\"\n\
              [[machine]]\nserial = \"ABC2\"\nclass = \"contrl\"\n\
-             [[machine]]\nserial = \"ABC3\"\nclass = \"worker\"\n",
+             [[machine]]\nserial = \"ABC3\"\nclass = \"worker\"\n\
+             [[machine]]\nserial = \"ABC4\"\nclass = \"default\"\n",
         )
         .expect("valid");
-        let told = |text: &str| fallbacks(&policy(text), &inventory);
+        let told = |text: &str| classes(&policy(text), &inventory);
         assert!(told("").is_empty(), "without classes all rules are general");
         let two = "[[class]]\nname = \"control\"\n[[class]]\nname = \"worker\"\n";
         let told = told(two);
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(
-            told[0].contains("no class \"contrl\" (it has control, worker)"),
+            told[0].contains(
+                "no class \"contrl\" (it has control, worker, default), so its 2 machines"
+            ),
             "{told:?}"
         );
     }

@@ -1,5 +1,6 @@
 //! What an administrator may do, and what it needs.
 
+use crate::admission::effect::Rules;
 use crate::admission::event::Event;
 use crate::admission::machine::State;
 use crate::admission::registry::Registry;
@@ -7,6 +8,7 @@ use crate::appraisal::ek::{EkRoots, KnownCa, Provenance};
 use crate::catalog::CatalogEntry;
 use crate::identity::MachineId;
 use crate::limits::OPERATOR_TEXT_MAX_BYTES;
+use crate::policy::DEFAULT_CLASS;
 use crate::reason::Reason;
 use crate::record::{Act, Claim};
 
@@ -105,14 +107,13 @@ impl Command {
 /// Checks a command against role, machine and state; the act may then be recorded.
 ///
 /// # Errors
-/// `admin.role`, `machine.unknown`, `machine.state`, `claim.changed`, `malformed.command`,
+/// `admin.role`, `machine.unknown`, `machine.state`, `machine.class`, `claim.changed`, `malformed.command`,
 /// `image.unknown`, `image.floor`, `ek_ca.unknown`.
 pub fn to_act(
     command: Command,
     caller: &Caller,
     registry: &Registry,
-    catalog: &[CatalogEntry],
-    ek_roots: &EkRoots,
+    rules: &Rules,
 ) -> Result<Act, Reason> {
     demand(caller, command.needs())?;
     match command {
@@ -125,6 +126,13 @@ pub fn to_act(
             compared,
         } => {
             let claim = seen_claim(registry, &machine, &report_sha256)?;
+            if let Some(class) = &class {
+                text("class", class)?;
+                rules.policy.know_class(
+                    class,
+                    "correct the name, leave --class out for the general rules, or write the class into the policy",
+                )?;
+            }
             approve(registry, machine, claim, class, disk_serial, port, compared)
         }
         Command::Cordon(machine) => {
@@ -144,9 +152,9 @@ pub fn to_act(
         Command::Retire(machine) => {
             fits(registry, &machine, &Event::Retired).map(|()| Act::Retire { machine })
         }
-        Command::ImageFloor(name, floor) => image_floor(catalog, name, floor),
+        Command::ImageFloor(name, floor) => image_floor(&rules.catalog, name, floor),
         Command::ImageWithdraw(sha256) => {
-            if catalog.iter().any(|e| e.artefact.sha256 == sha256) {
+            if rules.catalog.iter().any(|e| e.artefact.sha256 == sha256) {
                 Ok(Act::ImageWithdraw { sha256 })
             } else {
                 Err(unknown_image("an image of the catalogue", &sha256))
@@ -154,7 +162,7 @@ pub fn to_act(
         }
         Command::EkCaRemove(sha256, why) => {
             text("why", &why)?;
-            ek_ca_remove(ek_roots, sha256.to_ascii_lowercase(), why)
+            ek_ca_remove(&rules.ek_roots, sha256.to_ascii_lowercase(), why)
         }
     }
 }
@@ -237,11 +245,7 @@ fn approve(
     port: Option<String>,
     compared: String,
 ) -> Result<Act, Reason> {
-    for (key, value) in [
-        ("class", &class),
-        ("disk_serial", &disk_serial),
-        ("port", &port),
-    ] {
+    for (key, value) in [("disk_serial", &disk_serial), ("port", &port)] {
         if let Some(value) = value {
             text(key, value)?;
         }
@@ -274,7 +278,7 @@ fn approve(
         serial: claim.serial.clone(),
         disk_serial,
         port,
-        class: class.unwrap_or_else(|| "default".to_owned()),
+        class: class.unwrap_or_else(|| DEFAULT_CLASS.to_owned()),
         compared,
     })
 }

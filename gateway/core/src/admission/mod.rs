@@ -545,10 +545,7 @@ impl Admission {
         command: Command,
         out: &mut Outbox,
     ) -> Result<(), Reason> {
-        let Rules {
-            catalog, ek_roots, ..
-        } = &self.rules;
-        let act = command::to_act(command, caller, &self.registry, catalog, ek_roots)?;
+        let act = command::to_act(command, caller, &self.registry, &self.rules)?;
         self.write_act(now, caller, act, out);
         Ok(())
     }

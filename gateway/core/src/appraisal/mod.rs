@@ -512,6 +512,11 @@ fn standing(eks: &[Ek], ctx: &HelloContext<'_>) -> Result<Standing, Reason> {
         ));
     }
     binding.may_attest.clone()?;
+    ctx.policy.know_class(
+        &binding.class,
+        "correct the machine's class in the inventory, or write the class into the policy; one approved with a \
+         class that is gone is withdrawn and approved again",
+    )?;
     Ok(Standing::Bound(Box::new((*binding).clone())))
 }
 

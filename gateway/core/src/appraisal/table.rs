@@ -74,8 +74,13 @@ pub const TABLE: [Row; 14] = [
     Row {
         number: 3,
         check: Check::EkBinding,
-        judged: "EKs bound to one machine that may attest now, or an open enrolment",
-        codes: &["ek.unknown", "ek.ambiguous", "machine.state"],
+        judged: "EKs bound to one machine that may attest now, of a class of the policy, or an open enrolment",
+        codes: &[
+            "ek.unknown",
+            "ek.ambiguous",
+            "machine.state",
+            "machine.class",
+        ],
     },
     Row {
         number: 4,
