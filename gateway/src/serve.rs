@@ -610,7 +610,8 @@ fn told_at_start(declared: &Declared, artefacts: &[Artefact], change: Option<&Re
     }
     let withdrawn = unmatched::withdrawals(&declared.policy, artefacts);
     let classes = unmatched::classes(&declared.policy, &declared.inventory);
-    for warning in withdrawn.iter().chain(&classes) {
+    let deltas = unmatched::deltas(&declared.ek_roots);
+    for warning in withdrawn.iter().chain(&classes).chain(&deltas) {
         tracing::warn!("{warning}");
     }
     if let Some(Record::Policy(change)) = change

@@ -442,6 +442,166 @@ fn a_list_covers_only_what_its_distribution_point_says() {
     );
 }
 
+fn crl_number(number: u8) -> Vec<u8> {
+    extension(&[0x55, 0x1d, 20], false, &tlv(2, &[&[number]]))
+}
+
+/// A complete list of that number.
+fn complete(number: u8, entries: Vec<Entry>) -> List {
+    List {
+        entries,
+        ..List::default()
+    }
+    .with(crl_number(number))
+}
+
+/// A delta list on top of the complete ones from `base` on.
+fn delta(base: u8, number: u8, entries: Vec<Entry>) -> List {
+    let base = extension(&[0x55, 0x1d, 27], true, &tlv(2, &[&[base]]));
+    complete(number, entries).with(base)
+}
+
+fn because(serial: &[u8], reason: u8) -> Vec<Entry> {
+    vec![Entry {
+        serial: serial.to_vec(),
+        reason: Some(reason),
+        ..Entry::default()
+    }]
+}
+
+const HOLD: u8 = 6;
+const REMOVE: u8 = 8;
+
+#[test]
+fn attack_24_a_delta_list_revokes_on_top_of_its_base_and_without_it() {
+    let site = Site::new();
+    let ica = &site.vendor.ica;
+    let base = complete(5, Vec::new()).by(ica);
+    let own = because(&site.serial, 1);
+    assert_eq!(site.enforced(std::slice::from_ref(&base)), passes(&[]));
+    let revoked = delta(5, 6, own.clone()).by(ica);
+    assert_eq!(
+        site.judge(&[base.clone(), revoked.clone()]),
+        refused("ek.cert.revoked")
+    );
+    // Whatever is wrong with its base, a signed list that names the certificate refuses it.
+    assert_eq!(site.judge(&[revoked]), refused("ek.cert.revoked"));
+    let quiet = delta(5, 6, because(&[0x55; 8], 1)).by(ica);
+    assert_eq!(site.enforced(&[base.clone(), quiet]), passes(&[]));
+    // Not signed by the issuer: it revokes nothing, and the complete list stands.
+    let forged = delta(5, 6, own).by(&root("Vendor EK CA"));
+    assert_eq!(site.enforced(&[base, forged]), passes(&[]));
+}
+
+#[test]
+fn a_delta_list_takes_back_a_hold_and_nothing_else() {
+    let site = Site::new();
+    let ica = &site.vendor.ica;
+    let held = complete(5, because(&site.serial, HOLD)).by(ica);
+    let taken = |base, number| delta(base, number, because(&site.serial, REMOVE));
+    let judged = |list: &List, by: &Ca| site.judge(&[held.clone(), list.by(by)]);
+    assert_eq!(
+        site.judge(std::slice::from_ref(&held)),
+        refused("ek.cert.revoked")
+    );
+    assert_eq!(judged(&taken(5, 6), ica), passes(&[]));
+    assert_eq!(judged(&taken(4, 9), ica), passes(&[]), "a base before it");
+    // It does not continue this list: made for a later one, or made before it.
+    for (base, number) in [(6, 7), (4, 5), (3, 4)] {
+        let judged = judged(&taken(base, number), ica);
+        assert_eq!(judged, refused("ek.cert.revoked"), "{base} {number}");
+    }
+    // Numbers have no sign octet here: 0x80 is more than 0x7f.
+    let held_80 = complete(0x7f, because(&site.serial, HOLD)).by(ica);
+    let wide = extension(&[0x55, 0x1d, 20], false, &tlv(2, &[&[0, 0x80]]));
+    let base = extension(&[0x55, 0x1d, 27], true, &tlv(2, &[&[0x7f]]));
+    let after = List {
+        entries: because(&site.serial, REMOVE),
+        ..List::default()
+    };
+    let after = after.with(wide).with(base).by(ica);
+    assert_eq!(site.judge(&[held_80, after]), passes(&[]));
+    // Signed by another key, or of another scope.
+    let impostor = root("Vendor EK CA");
+    assert_eq!(judged(&taken(5, 6), &impostor), refused("ek.cert.revoked"));
+    let scoped = taken(5, 6).with(issuing(&[&point_name(URL)]));
+    assert_eq!(judged(&scoped, ica), refused("ek.cert.revoked"));
+    // Out of time: what it takes back it may have revoked again.
+    let stale = List {
+        next_update: Some("20250515000000Z".into()),
+        ..taken(5, 6)
+    };
+    assert_eq!(judged(&stale, ica), refused("ek.cert.revoked"));
+    // No hold: nothing takes it back. Nor is the word one in a complete list.
+    for reason in [1, 0, REMOVE] {
+        let lists = [
+            complete(5, because(&site.serial, reason)).by(ica),
+            taken(5, 6).by(ica),
+        ];
+        assert_eq!(site.judge(&lists), refused("ek.cert.revoked"), "{reason}");
+    }
+    // Held by one delta list and released by a later one, and the other way round.
+    let base = complete(5, Vec::new()).by(ica);
+    let hold = |number| delta(5, number, because(&site.serial, HOLD)).by(ica);
+    let lists = |hold_at, free_at| [base.clone(), hold(hold_at), taken(5, free_at).by(ica)];
+    assert_eq!(site.judge(&lists(6, 7)), passes(&[]));
+    assert_eq!(site.judge(&lists(7, 6)), refused("ek.cert.revoked"));
+}
+
+#[test]
+fn a_delta_list_keeps_its_base_in_time_and_covers_nothing_alone() {
+    let site = Site::new();
+    let ica = &site.vendor.ica;
+    let old = List {
+        next_update: Some("20250515000000Z".into()),
+        ..complete(5, Vec::new())
+    };
+    let old = old.by(ica);
+    assert_eq!(
+        site.enforced(std::slice::from_ref(&old)),
+        refused("ek.crl.stale")
+    );
+    let current = delta(5, 6, Vec::new()).by(ica);
+    assert_eq!(site.enforced(&[old.clone(), current.clone()]), passes(&[]));
+    let stale = List {
+        next_update: Some("20250516000000Z".into()),
+        ..delta(5, 6, Vec::new())
+    };
+    assert_eq!(
+        site.enforced(&[old.clone(), stale.by(ica)]),
+        refused("ek.crl.stale")
+    );
+    // Alone, of another number or of another issuer it is named, and nothing is known.
+    assert_eq!(
+        site.enforced(std::slice::from_ref(&current)),
+        refused("ek.crl.delta")
+    );
+    assert_eq!(
+        site.judge(std::slice::from_ref(&current)),
+        passes(&["ek.crl.delta"])
+    );
+    let mut roots = site.vendor.roots();
+    let of_root = complete(5, Vec::new()).by(&site.vendor.root);
+    for list in [&complete(9, Vec::new()).by(ica), &of_root, &current] {
+        roots.add_crls_from("a file", list).unwrap();
+    }
+    let loose = roots.loose_deltas();
+    assert_eq!(loose.len(), 1);
+    assert_eq!((loose[0].0, &*loose[0].1.code), ("a file", "ek.crl.delta"));
+    assert!(loose[0].1.found.contains("number 09"), "{:?}", loose[0].1);
+    roots.add_crls(&old).unwrap();
+    assert!(roots.loose_deltas().is_empty());
+}
+
+#[test]
+fn a_complete_list_says_where_its_delta_lists_are() {
+    let ca = root("CA");
+    let point = tlv(0x30, &[&point_name(URL)]);
+    let freshest = extension(&[0x55, 0x1d, 46], false, &tlv(0x30, &[&point]));
+    let crl = Crl::read(&complete(5, Vec::new()).with(freshest).by(&ca)).unwrap();
+    assert_eq!((crl.freshest, crl.base), (vec![URL.to_owned()], None));
+}
+
 #[test]
 fn rejects_lists_that_say_what_is_not_understood() {
     let ca = root("CA");
@@ -450,7 +610,21 @@ fn rejects_lists_that_say_what_is_not_understood() {
     let read = |list: &List| Crl::read(&list.by(&ca)).err();
     let list = List::of(&[7]);
     assert_eq!(read(&list), None);
-    assert_eq!(read(&list.clone().with(delta)), Some(CrlError::Delta));
+    assert_eq!(
+        read(&list.clone().with(delta.clone())),
+        Some(CrlError::DeltaNumber)
+    );
+    let numbered = list.clone().with(delta).with(crl_number(2));
+    assert_eq!(read(&numbered), None);
+    assert_eq!(
+        read(&numbered.with(unknown.clone())),
+        Some(CrlError::UnknownCritical("1.2.3.4".into()))
+    );
+    let negative = extension(&[0x55, 0x1d, 20], false, &[2, 1, 0xff]);
+    assert!(matches!(
+        read(&list.clone().with(negative)),
+        Some(CrlError::Parse(_))
+    ));
     let critical = Some(CrlError::UnknownCritical("1.2.3.4".into()));
     assert_eq!(read(&list.clone().with(unknown.clone())), critical);
     let mut entry = list.clone();

@@ -45,6 +45,7 @@ pub(super) fn check_config(
     }
     if let Some(declared) = &declared {
         warnings.extend(unmatched::classes(&declared.policy, &declared.inventory));
+        warnings.extend(unmatched::deltas(&declared.ek_roots));
     }
     if let Some(first) = problems.first() {
         let lines: Vec<&str> = problems.iter().map(|f| f.text.as_str()).collect();

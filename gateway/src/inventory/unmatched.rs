@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use boot::catalog::Artefact;
+use gateway_core::appraisal::EkRoots;
 use gateway_core::inventory::Inventory;
 use gateway_core::policy::Policy;
 
@@ -50,6 +51,19 @@ pub fn classes(policy: &Policy, inventory: &Inventory) -> Vec<String> {
                  (machine.class); correct the name, or write the class into the policy: a [[class]] with \
                  just that name has the general rules",
                 policy.classes_text()
+            )
+        })
+        .collect()
+}
+
+/// Delta lists whose complete list is not loaded, in words: they revoke, and nothing else of them counts.
+pub fn deltas(roots: &EkRoots) -> Vec<String> {
+    let loose = roots.loose_deltas().into_iter();
+    loose
+        .map(|(file, reason)| {
+            format!(
+                "{file}: {}: expected {}, found {}; {}",
+                reason.code, reason.expected, reason.found, reason.next
             )
         })
         .collect()

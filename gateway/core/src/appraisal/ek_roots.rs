@@ -8,7 +8,7 @@
 use sha2::{Digest as _, Sha256};
 
 use super::ek::{EKU_ANY, EKU_EK, names};
-use super::revocation::LoadedCrl;
+use super::revocation::{self, LoadedCrl};
 use super::shown;
 use super::x509::{self, Cert, CertError, CertKey, Crl, CrlError, KU_KEY_CERT_SIGN, What};
 use crate::identity::UnixMillis;
@@ -226,6 +226,15 @@ impl EkRoots {
     /// The revocation lists, in the order they were loaded.
     pub fn crls(&self) -> impl Iterator<Item = &LoadedCrl> {
         self.crls.iter()
+    }
+
+    /// Delta lists without a complete list that they continue: file, and what is missing.
+    pub fn loose_deltas(&self) -> Vec<(&str, Reason)> {
+        let missing = |loaded: &LoadedCrl| revocation::without_base(&loaded.crl, self);
+        self.crls
+            .iter()
+            .filter_map(|loaded| Some((loaded.source.as_str(), missing(loaded)?)))
+            .collect()
     }
 
     /// One certificate by its digest.

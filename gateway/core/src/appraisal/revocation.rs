@@ -4,6 +4,10 @@
 //! Without such an entry the certificate counts as not revoked only by a list that is signed, in
 //! time and about it; where none is, the policy decides what that means (`ek.crl`). Source: RFC
 //! 5280 section 6.3, without its reasons mask: a list for some reasons only covers nothing.
+//!
+//! A delta list (section 5.2.4) is put on top of a complete one that it continues. What it revokes is
+//! revoked, with its base or without. It keeps a complete list in time while it is itself, and it
+//! takes an entry back where that was a hold (removeFromCRL), signed, in time and with its base.
 
 use super::ek::{EkRoots, TimeTrust};
 use super::x509::{Cert, Crl, rfc3339};
@@ -53,7 +57,7 @@ pub(super) fn status(
     let mut covered = false;
     for loaded in roots.crls() {
         let crl = &loaded.crl;
-        let entry = crl.entry(cert);
+        let entry = crl.entry(cert).filter(|entry| !crl.removes(entry));
         if entry.is_none() && !crl.covers(cert) {
             continue;
         }
@@ -72,7 +76,9 @@ pub(super) fn status(
             ));
             continue;
         }
-        if let Some(entry) = entry {
+        if let Some(entry) = entry
+            && !(entry.is_hold() && taken_back(loaded, cert, issuer, roots, time, spend))
+        {
             return Status::Revoked(Box::new(Reason::new(
                 "ek.cert.revoked",
                 format!("{} not revoked", whose(cert)),
@@ -87,8 +93,13 @@ pub(super) fn status(
                 "the vendor withdrew this certificate: ask why; approve the EK as a bare one only if the answer allows it",
             )));
         }
+        if crl.is_delta() {
+            trouble.extend(without_base(crl, roots));
+            continue;
+        }
         match in_time(crl, time) {
             Ok(()) => covered = true,
+            Err(_) if kept_in_time(loaded, issuer, roots, time, spend) => covered = true,
             Err(found) => trouble.push(Reason::new(
                 "ek.crl.stale",
                 format!("a revocation list of {} that is in time", crl.issuer_text()),
@@ -145,6 +156,94 @@ fn verified(
     }
     // The signer came with the chain.
     crl.names(issuer) && spend() && crl.signed_by(issuer)
+}
+
+/// Delta lists that continue a complete list, signed and in time.
+fn current_deltas<'r>(
+    complete: &'r LoadedCrl,
+    issuer: &Cert,
+    roots: &'r EkRoots,
+    time: TimeTrust,
+    spend: &mut dyn FnMut() -> bool,
+) -> Vec<&'r Crl> {
+    roots
+        .crls()
+        .filter(|delta| delta.crl.continues(&complete.crl))
+        .filter(|delta| in_time(&delta.crl, time).is_ok())
+        .filter(|delta| verified(delta, issuer, roots, spend))
+        .map(|delta| &delta.crl)
+        .collect()
+}
+
+/// Whether a delta list says today what a complete one said once (RFC 5280 section 6.3.3 a).
+fn kept_in_time(
+    complete: &LoadedCrl,
+    issuer: &Cert,
+    roots: &EkRoots,
+    time: TimeTrust,
+    spend: &mut dyn FnMut() -> bool,
+) -> bool {
+    !current_deltas(complete, issuer, roots, time, spend).is_empty()
+}
+
+/// Whether a later delta list, on top of its complete one, took this certificate off the list.
+fn taken_back(
+    held_by: &LoadedCrl,
+    cert: &Cert,
+    issuer: &Cert,
+    roots: &EkRoots,
+    time: TimeTrust,
+    spend: &mut dyn FnMut() -> bool,
+) -> bool {
+    let complete = roots
+        .crls()
+        .filter(|list| !list.crl.is_delta() && list.crl.same_sequence(&held_by.crl));
+    for complete in complete {
+        let deltas = current_deltas(complete, issuer, roots, time, spend);
+        let removed = |delta: &&Crl| {
+            let entry = delta.entry(cert);
+            delta.after(&held_by.crl) && entry.is_some_and(|entry| delta.removes(entry))
+        };
+        if deltas.iter().any(removed) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Why a delta list can be put on top of no list that is loaded; none where it can.
+pub(super) fn without_base(delta: &Crl, roots: &EkRoots) -> Option<Reason> {
+    let base = hex::encode(delta.base.as_ref()?);
+    let complete: Vec<&Crl> = roots
+        .crls()
+        .map(|loaded| &loaded.crl)
+        .filter(|crl| !crl.is_delta())
+        .collect();
+    if complete.iter().any(|crl| delta.continues(crl)) {
+        return None;
+    }
+    let shown = |crl: &Crl| crl.number.as_ref().map_or("none".to_owned(), hex::encode);
+    let same: Vec<String> = complete
+        .iter()
+        .filter(|crl| crl.same_sequence(delta))
+        .map(|crl| shown(crl))
+        .collect();
+    let found = if same.is_empty() {
+        "no complete list of that issuer, key and scope".to_owned()
+    } else {
+        format!("complete lists with number {}", same.join(", "))
+    };
+    Some(Reason::new(
+        "ek.crl.delta",
+        format!(
+            "a complete list of {} with a number from {base} to below {}",
+            delta.issuer_text(),
+            shown(delta)
+        ),
+        found,
+        "RFC 5280 section 5.2.4",
+        "load the complete list that the delta list continues, or take out a delta list that is older than it",
+    ))
 }
 
 fn in_time(crl: &Crl, time: TimeTrust) -> Result<(), String> {

@@ -102,6 +102,7 @@ pub const TABLE: [Row; 14] = [
             "ek.crl.missing",
             "ek.crl.stale",
             "ek.crl.signature",
+            "ek.crl.delta",
         ],
     },
     Row {

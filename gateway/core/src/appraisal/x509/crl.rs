@@ -22,6 +22,7 @@ mod id {
     pub const ISSUING_POINT: &[u8] = &[0x55, 0x1d, 28];
     pub const CERTIFICATE_ISSUER: &[u8] = &[0x55, 0x1d, 29];
     pub const AUTHORITY_KEY_ID: &[u8] = &[0x55, 0x1d, 35];
+    pub const FRESHEST: &[u8] = &[0x55, 0x1d, 46];
 }
 
 /// Reason codes by number (RFC 5280 section 5.3.1).
@@ -39,15 +40,18 @@ const REASONS: [&str; 11] = [
     "aACompromise",
 ];
 
+const CERTIFICATE_HOLD: u8 = 6;
+const REMOVE_FROM_CRL: u8 = 8;
+
 /// Why a list cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CrlError {
     /// It cannot be read.
     #[error("not a revocation list: {0}")]
     Parse(String),
-    /// A delta list says nothing without its base.
-    #[error("a delta list; load the complete one")]
-    Delta,
+    /// RFC 5280 section 5.2.3: without a number nobody can say what a delta list continues.
+    #[error("a delta list without a CRL number")]
+    DeltaNumber,
     /// RFC 5280 section 5.2: a list with a critical extension that is not understood must not be used.
     #[error("critical extension {0} is not known")]
     UnknownCritical(String),
@@ -102,6 +106,11 @@ pub struct Revoked {
 }
 
 impl Revoked {
+    /// Whether it may be taken back: the certificate is on hold.
+    pub fn is_hold(&self) -> bool {
+        self.reason == Some(CERTIFICATE_HOLD)
+    }
+
     /// The reason in the words of RFC 5280.
     pub fn reason_text(&self) -> &'static str {
         self.reason
@@ -121,8 +130,12 @@ pub struct Crl {
     pub this_update: i64,
     /// Seconds since 1970.
     pub next_update: Option<i64>,
-    /// CRL number as encoded.
+    /// CRL number, without leading zeros.
     pub number: Option<Vec<u8>>,
+    /// Of a delta list: the least number of a complete list that it continues (section 5.2.4).
+    pub base: Option<Vec<u8>>,
+    /// Where its delta lists are published (section 5.2.6).
+    pub freshest: Vec<String>,
     /// What it covers.
     pub scope: Scope,
     /// Certificate issuers that entries name; the first is the list's own.
@@ -169,12 +182,17 @@ impl Crl {
             this_update,
             next_update,
             number: None,
+            base: None,
+            freshest: Vec::new(),
             scope: Scope::default(),
             revoked: HashMap::new(),
             signed,
         };
         if let Some(extensions) = tbs.optional(tag::explicit(0), "extensions")? {
             list.read_extensions(extensions.inside().sequence("extensions")?)?;
+        }
+        if list.base.is_some() && list.number.is_none() {
+            return Err(CrlError::DeltaNumber);
         }
         if let Some(entries) = entries {
             list.read_entries(entries.inside())?;
@@ -185,13 +203,16 @@ impl Crl {
     fn read_extensions(&mut self, reader: Reader<'_>) -> Result<(), CrlError> {
         for extension in extensions::list(reader)? {
             match extension.oid {
-                id::DELTA_INDICATOR => return Err(CrlError::Delta),
+                id::DELTA_INDICATOR => {
+                    self.base = Some(number(extension.value, "base CRL number")?)
+                }
+                id::FRESHEST => {
+                    let points = extensions::distribution_points(extension.value)?;
+                    self.freshest = points.into_iter().flat_map(|point| point.urls).collect();
+                }
                 id::ISSUING_POINT => self.scope = scope(extension.value)?,
                 id::AUTHORITY_KEY_ID => self.aki = extensions::authority_key(extension.value)?,
-                id::CRL_NUMBER => {
-                    let number = der::whole(extension.value, tag::INTEGER, "CRL number")?;
-                    self.number = Some(number.content.to_vec());
-                }
+                id::CRL_NUMBER => self.number = Some(number(extension.value, "CRL number")?),
                 other if extension.critical => {
                     return Err(CrlError::UnknownCritical(oid_text(other)));
                 }
@@ -290,6 +311,42 @@ impl Crl {
         None
     }
 
+    /// Whether it is a delta list, which says what changed since a complete one.
+    pub fn is_delta(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// Whether the entry takes a certificate off the list. A complete list has no such entries: one
+    /// there revokes, as every other.
+    pub fn removes(&self, entry: &Revoked) -> bool {
+        self.is_delta() && entry.reason == Some(REMOVE_FROM_CRL)
+    }
+
+    /// Whether both are parts of one sequence of lists: same issuer, key and scope (section 5.2.4).
+    pub fn same_sequence(&self, other: &Self) -> bool {
+        let key = self.aki == other.aki;
+        key && self.scope == other.scope && names_equal(&self.issuer, &other.issuer)
+    }
+
+    /// Whether this delta list can be put on top of that complete list (section 5.2.4): the list is
+    /// not older than the base, and older than the delta.
+    pub fn continues(&self, complete: &Self) -> bool {
+        let (Some(base), Some(own), Some(number)) = (&self.base, &self.number, &complete.number)
+        else {
+            return false;
+        };
+        let fits = !less(number, base) && less(number, own);
+        fits && !complete.is_delta() && self.same_sequence(complete)
+    }
+
+    /// Whether it was made after the other one of its sequence.
+    pub fn after(&self, other: &Self) -> bool {
+        match (&self.number, &other.number) {
+            (Some(own), Some(number)) => less(number, own),
+            _ => false,
+        }
+    }
+
     /// Whether the key may have signed it by name and key identifier.
     pub fn names(&self, signer: &Cert) -> bool {
         names_equal(&self.issuer, &signer.subject)
@@ -331,6 +388,23 @@ impl Crl {
         let mut issuers = cert.crl_points.iter().flat_map(|point| &point.crl_issuers);
         issuers.any(|issuer| names_equal(issuer, &self.issuer))
     }
+}
+
+/// A CRL number. It is never negative (section 5.2.3).
+fn number(value: &[u8], what: &'static str) -> Result<Vec<u8>, DerError> {
+    let number = der::whole(value, tag::INTEGER, what)?;
+    if number.content.first().is_none_or(|first| first & 0x80 != 0) {
+        return Err(DerError::Form {
+            what,
+            form: "a negative number",
+        });
+    }
+    Ok(der::without_zeros(number.content).to_vec())
+}
+
+/// Of numbers without leading zeros.
+fn less(one: &[u8], other: &[u8]) -> bool {
+    (one.len(), one) < (other.len(), other)
 }
 
 /// IssuingDistributionPoint (section 5.2.5).

@@ -256,7 +256,7 @@ pub(crate) fn point_urls(point: Element<'_>) -> Result<Vec<String>, DerError> {
     }
 }
 
-fn distribution_points(value: &[u8]) -> Result<Vec<DistributionPoint>, DerError> {
+pub(crate) fn distribution_points(value: &[u8]) -> Result<Vec<DistributionPoint>, DerError> {
     let mut list = der::whole(value, tag::SEQUENCE, "CRL distribution points")?.inside();
     let mut out = Vec::new();
     while !list.is_empty() && out.len() < LIST_MAX {
