@@ -14,6 +14,7 @@ use gateway_core::appraisal::TimeTrust;
 use gateway_core::gateway::Input;
 use gateway_core::identity::{ConnId, EkName, MachineId};
 use gateway_core::inventory::{DeclaredMachine, Inventory};
+use gateway_core::limits;
 use gateway_core::policy::{Policy, Preset};
 use gateway_core::reason::Reason;
 use gateway_core::record::Record;
@@ -291,9 +292,17 @@ fn attack_01_an_admitted_machine_does_not_take_the_address_of_another() {
 
 #[test]
 fn attack_61_a_flood_of_claims_leaves_room_for_a_declared_machine() {
+    const SOFTWARE_EKS: u64 = 10_000;
+    let waiting = limits::CLAIMS_UNVOUCHED_MAX as u64;
     let mut site = Site::with(declared("rack1-n1", Vec::new()), Preset::Standard);
+    let real = node();
     let mut refused = 0;
-    for n in 0..140u64 {
+    for n in 0..SOFTWARE_EKS {
+        // It waits from the middle of the flood on.
+        if n == SOFTWARE_EKS / 2 {
+            assert_eq!(site.attempt(&real, 1, PEER).0, 202);
+            assert_eq!(site.machine("rack1-n1").state, "pending");
+        }
         let mut liar = node();
         liar.serial = format!("FAKE-{n}");
         let (status, result) = site.attempt(&liar, n + 10, PEER);
@@ -302,9 +311,30 @@ fn attack_61_a_flood_of_claims_leaves_room_for_a_declared_machine() {
             refused += 1;
         }
     }
-    assert_eq!(refused, 140 - 128);
-    assert_eq!(site.attempt(&node(), 1, PEER).0, 202);
-    assert_eq!(site.machine("rack1-n1").state, "pending");
+    assert_eq!(refused, SOFTWARE_EKS - waiting);
+    site.approve("rack1-n1");
+    assert_eq!(site.attempt(&real, 2, PEER).0, 200);
+    // What is left of the flood: its claims within the quota, and sums.
+    assert_eq!(site.gateway.machines().len() as u64, waiting + 1);
+    site.now.0 += 60_000;
+    site.gateway.handle_timeout(site.now);
+    site.drain();
+    let (mut summed, mut sums) = (0, 0);
+    for (_, _, record) in &site.disk.ledger {
+        match record {
+            Record::RefusalSummary(sum) => {
+                assert_eq!(sum.last.code, "claim.quota");
+                summed += sum.count;
+                sums += 1;
+            }
+            Record::Verdict(verdict) => assert!(verdict.admitted, "{verdict:?}"),
+            _ => {}
+        }
+    }
+    assert_eq!(summed, refused, "none is lost in the sums");
+    // One attempt takes some 10 ms of the test's clock; a sum is written each minute.
+    assert!(sums <= 40, "{sums} sums");
+    assert_eq!(claims(&site) as u64, waiting + 1);
 }
 
 #[test]

@@ -46,7 +46,7 @@ const SUMMED: Duration = Duration::from_secs(125);
 /// machine's own.
 const RECORDS_MAX: u64 = 1_000;
 /// Software machines that claim; well beyond what may wait.
-const SOFTWARE_KEYS: usize = 1_000;
+const SOFTWARE_KEYS: usize = 10_000;
 const CLAIM: Duration = Duration::from_secs(5);
 
 /// Runs the scenario.
@@ -108,52 +108,122 @@ fn approve(site: &Site, machine: &Machine) -> Result<()> {
 }
 
 /// Software EKs without a certificate: half of the list of claims is theirs and no more. A real TPM's
-/// claim has its place, and its owner finds it.
+/// claim comes while they go on and has its place, its owner finds it, and it is admitted. What the
+/// flood leaves is its claims and sums, in the ledger and in memory.
 fn attack_61_claims_of_software_keys_beside_a_real_machine(
     report: &Report,
     site: &Site,
     liar: &Netns,
 ) -> Result<()> {
     let log = EventLog::of(&site.honest_boot()?);
-    let (mut waiting, mut refused) = (0, 0);
+    let before_kib = site.memory_kib().context("no memory figure")?.0;
+    let mut real = Machine::plug(site, 2)?;
+    real.boot_honestly(site)?;
+    real.netboot()?;
+    let (sent, waiting, refused) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+    );
+    let over = AtomicBool::new(false);
     let begun = Instant::now();
-    liar.enter(|| {
-        for number in 0..SOFTWARE_KEYS {
-            let tpm = SoftTpm::new(&format!("SOFT-{number}"));
-            let from = source((number % usize::from(ADDRESSES)) as u8);
-            let mut connection = Connection::open_from(from, GATEWAY)?;
-            let (challenge, binding) = say_hello(&mut connection, &tpm.hello())?
-                .map_err(|refusal| anyhow::anyhow!("hello {number}: {}", refusal.code))?;
-            let evidence = tpm.evidence(&challenge, &binding, &log)?;
-            let result = send_evidence(&mut connection, &evidence)?;
-            match result.code.as_str() {
-                "ek.unknown" if result.verdict == Verdict::Pending => waiting += 1,
-                "claim.quota" if result.verdict == Verdict::NotAdmitted => refused += 1,
-                code => bail!("software key {number}: {:?} {code}", result.verdict),
-            }
+    std::thread::scope(|scope| -> Result<()> {
+        let flood = scope.spawn(|| {
+            let outcome = software_keys(liar, &log, &sent, &waiting, &refused);
+            over.store(true, Ordering::Relaxed);
+            outcome
+        });
+        while sent.load(Ordering::Relaxed) < SOFTWARE_KEYS / 2 && !over.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(20));
         }
+        let heard = claims(&real).context("the real machine beside them");
+        let late = over.load(Ordering::Relaxed);
+        flood
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("a panic")))?;
+        heard?;
+        ensure!(!late, "the flood was over before the real machine's claim");
         Ok(())
     })?;
     let wall = begun.elapsed();
+    let (waiting, refused) = (waiting.into_inner(), refused.into_inner());
     ensure!(
         waiting == CLAIMS_UNVOUCHED_MAX && refused == SOFTWARE_KEYS - CLAIMS_UNVOUCHED_MAX,
         "{waiting} wait, {refused} are refused"
     );
-    let mut real = Machine::plug(site, 2)?;
-    real.boot_honestly(site)?;
-    real.netboot()?;
-    claims(&real).context("the real machine beside them")?;
     approve(site, &real)?;
     attempt(&real)?;
-    let quota = site.desk.records(
-        |record| matches!(record, Record::RefusalSummary(sum) if sum.last.code == "claim.quota"),
+    std::thread::sleep(SUMMED);
+    let sums = sums_of(site, "claim.quota")?;
+    ensure!(
+        sums.iter().sum::<u64>() >= refused as u64,
+        "{sums:?} in the ledger's sums, {refused} refused by claim.quota"
+    );
+    ensure!(
+        sums.len() as u64 <= RECORDS_MAX,
+        "{refused} refusals bought {} records",
+        sums.len()
+    );
+    let verdicts = site.desk.records(
+        |record| matches!(record, Record::Verdict(verdict) if !verdict.admitted && verdict.reasons.iter().any(|r| r.code == "claim.quota")),
     )?;
-    ensure!(!quota.is_empty(), "claim.quota is not in the ledger");
+    ensure!(
+        verdicts.is_empty(),
+        "{} verdicts of their own in the ledger",
+        verdicts.len()
+    );
+    let after_kib = site.memory_kib().context("no memory figure")?.1;
+    ensure!(
+        after_kib.saturating_sub(before_kib) <= GROWTH_MAX_KIB,
+        "grew by {} KiB",
+        after_kib.saturating_sub(before_kib)
+    );
     report.note(format!(
-        "{SOFTWARE_KEYS} software EKs in {:.1} s: {waiting} wait, {refused} refused by claim.quota",
-        wall.as_secs_f64()
+        "{SOFTWARE_KEYS} software EKs in {:.1} s: {waiting} wait, {refused} refused by claim.quota in {} sums; RSS \
+         {:.1} MiB before, most {:.1} MiB",
+        wall.as_secs_f64(),
+        sums.len(),
+        before_kib as f64 / 1024.0,
+        after_kib as f64 / 1024.0
     ));
     Ok(())
+}
+
+/// Counts of the ledger's sums of one code.
+fn sums_of(site: &Site, code: &str) -> Result<Vec<u64>> {
+    let ledger = site.desk.ledger()?;
+    let sums = ledger.iter().filter_map(|entry| match &entry.record {
+        Record::RefusalSummary(sum) if sum.last.code == code => Some(sum.count),
+        _ => None,
+    });
+    Ok(sums.collect())
+}
+
+/// Each with keys of its own, all the way to a claim.
+fn software_keys(
+    liar: &Netns,
+    log: &EventLog,
+    sent: &AtomicUsize,
+    waiting: &AtomicUsize,
+    refused: &AtomicUsize,
+) -> Result<()> {
+    in_threads(liar, SOFTWARE_KEYS, &|number| {
+        let tpm = SoftTpm::new(&format!("SOFT-{number}"));
+        let from = source((number % usize::from(ADDRESSES)) as u8);
+        let mut connection = Connection::open_from(from, GATEWAY)?;
+        let (challenge, binding) = say_hello(&mut connection, &tpm.hello())?
+            .map_err(|refusal| anyhow::anyhow!("hello {number}: {}", refusal.code))?;
+        let evidence = tpm.evidence(&challenge, &binding, log)?;
+        let result = send_evidence(&mut connection, &evidence)?;
+        let count = match result.code.as_str() {
+            "ek.unknown" if result.verdict == Verdict::Pending => waiting,
+            "claim.quota" if result.verdict == Verdict::NotAdmitted => refused,
+            code => bail!("software key {number}: {:?} {code}", result.verdict),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        sent.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    })
 }
 
 fn source(number: u8) -> Ipv4Addr {
@@ -308,6 +378,25 @@ fn attempt(machine: &Machine) -> Result<Duration> {
 }
 
 fn flood(liar: &Netns, hello: &Hello, sent: &AtomicUsize, refused: &AtomicUsize) -> Result<()> {
+    in_threads(liar, HELLOS, &|number| {
+        let from = source((number % usize::from(ADDRESSES)) as u8);
+        let body = made_up(hello)?;
+        let mut connection = Connection::open_from(from, GATEWAY)?;
+        let (status, _) = connection.post(HELLO_PATH, &body)?;
+        sent.fetch_add(1, Ordering::Relaxed);
+        if status != 200 {
+            refused.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    })
+}
+
+/// Does it for the numbers below `count`, in the namespace, by as many threads as the liar has.
+fn in_threads(
+    liar: &Netns,
+    count: usize,
+    each: &(dyn Fn(usize) -> Result<()> + Sync),
+) -> Result<()> {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -316,17 +405,10 @@ fn flood(liar: &Netns, hello: &Hello, sent: &AtomicUsize, refused: &AtomicUsize)
                     liar.enter(|| {
                         loop {
                             let number = next.fetch_add(1, Ordering::Relaxed);
-                            if number >= HELLOS {
+                            if number >= count {
                                 return Ok(());
                             }
-                            let from = source((number % usize::from(ADDRESSES)) as u8);
-                            let body = made_up(hello)?;
-                            let mut connection = Connection::open_from(from, GATEWAY)?;
-                            let (status, _) = connection.post(HELLO_PATH, &body)?;
-                            sent.fetch_add(1, Ordering::Relaxed);
-                            if status != 200 {
-                                refused.fetch_add(1, Ordering::Relaxed);
-                            }
+                            each(number)?;
                         }
                     })
                 })
