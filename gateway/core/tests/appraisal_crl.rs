@@ -546,6 +546,10 @@ fn a_delta_list_takes_back_a_hold_and_nothing_else() {
     let lists = |hold_at, free_at| [base.clone(), hold(hold_at), taken(5, free_at).by(ica)];
     assert_eq!(site.judge(&lists(6, 7)), passes(&[]));
     assert_eq!(site.judge(&lists(7, 6)), refused("ek.cert.revoked"));
+    // On top of a complete list that the issuer did not sign.
+    let forged = complete(5, Vec::new()).by(&impostor);
+    let lists = [forged, hold(6), taken(5, 7).by(ica)];
+    assert_eq!(site.judge(&lists), refused("ek.cert.revoked"));
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn taken_back(
             let entry = delta.entry(cert);
             delta.after(&held_by.crl) && entry.is_some_and(|entry| delta.removes(entry))
         };
-        if deltas.iter().any(removed) {
+        if deltas.iter().any(removed) && verified(complete, issuer, roots, spend) {
             return true;
         }
     }
