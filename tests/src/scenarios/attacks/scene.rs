@@ -16,8 +16,9 @@ use crate::sim::{Attested, Machine};
 use crate::site::{Options, Site};
 use crate::vendor::Vendor;
 
-/// Refusals before activation are summed up once a minute; a little more than that.
-const SUMMED: Duration = Duration::from_secs(80);
+/// A session that is held runs out after 60 s, and refusals before activation are summed up once a minute
+/// (gateway/core/src/limits.rs); a little more than both.
+const SUMMED: Duration = Duration::from_secs(140);
 /// The switch port of the machines that have one declared.
 pub const PORT: &str = "Ethernet1/2";
 /// The same as it is declared.
