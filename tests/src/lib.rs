@@ -15,6 +15,7 @@ pub mod event_log;
 pub mod exchange;
 pub mod forward;
 pub mod http;
+pub mod lanes;
 pub mod lldpd;
 pub mod lossy;
 pub mod netns;

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
             }
             run_all(names.iter().filter_map(|name| scenarios::find(name)))
         }
-        Command::Ci => run_all(scenarios::suite()),
+        Command::Ci => ExitCode::from(u8::from(!lab::lanes::run_suite())),
         Command::Demo { keep } => demo(keep),
         Command::ServeTftp {
             folder,
@@ -167,6 +167,7 @@ fn clear_on_signals() {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
+            lab::lanes::end_children();
             lab::run::clear_own();
             std::process::exit(130);
         });

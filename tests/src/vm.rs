@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use gateway_core::identity::MacAddr;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::netns::Segment;
@@ -317,15 +318,24 @@ impl Drop for Vm {
     }
 }
 
+/// VMs at once on this machine: each keeps one core busy (TCG).
+const AT_ONCE: usize = 2;
+
+/// A place among the VMs of this machine.
 fn lock() -> Result<Flock<File>> {
-    let path = cache_dir()?.join("vm.lock");
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
+    let dir = cache_dir()?;
+    fs::create_dir_all(&dir)?;
+    loop {
+        for place in 0..AT_ONCE {
+            let file = File::create(dir.join(format!("vm.lock.{place}")))?;
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((_, Errno::EWOULDBLOCK)) => {}
+                Err((_, errno)) => return Err(errno).context("cannot lock for a VM"),
+            }
+        }
+        std::thread::sleep(Duration::from_millis(200));
     }
-    let file = File::create(&path)?;
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| errno)
-        .context("cannot lock for a VM")
 }
 
 fn arguments(spec: &Spec<'_>, vars: &Path, tpm: &Path, tap: &str, monitor: &Path) -> Vec<String> {

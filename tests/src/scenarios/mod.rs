@@ -208,6 +208,21 @@ pub const ALL: &[Scenario] = &[
 /// floor.
 const BY_NAME_ONLY: &[&str] = &["floor"];
 
+/// These measure how long something takes, or how the daemon fares when it gets all of the machine.
+const ALONE: &[&str] = &[
+    "hellos",
+    "storm",
+    "dhcp-storm",
+    "slow",
+    "bounded",
+    "local-disk-firmware",
+];
+
+/// Whether nothing may run beside it.
+pub fn runs_alone(name: &str) -> bool {
+    ALONE.contains(&name)
+}
+
 /// What a CI run runs.
 pub fn suite() -> impl Iterator<Item = &'static Scenario> {
     ALL.iter()
@@ -307,6 +322,7 @@ mod tests {
         }
         assert!(find("no-such").is_none());
         assert!(BY_NAME_ONLY.iter().all(|name| find(name).is_some()));
+        assert!(ALONE.iter().all(|name| find(name).is_some()));
         assert_eq!(suite().count() + BY_NAME_ONLY.len(), ALL.len());
     }
 }

@@ -256,7 +256,7 @@ fn deny() -> Result<Tally> {
 /// The fuzz targets are a workspace of their own, outside the product's.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 /// Seconds for each target, two at once: enough for what a random walk from the seeds finds at all.
-const FUZZ_SECS: &str = "30";
+const FUZZ_SECS: &str = "15";
 
 fn fuzz() -> Result<Tally> {
     let target = target_dir().join("fuzz");
