@@ -32,10 +32,14 @@ pub fn evidence(body: &[u8]) {
     round_trip(v1::decode_evidence, body);
 }
 
-/// Challenge and result.
+/// Challenge and result; the report of an installer, which travels the other way.
 pub fn reply(body: &[u8]) {
     round_trip(v1::decode_challenge, body);
     round_trip(v1::decode_result, body);
+    round_trip(
+        |body| v1::decode_progress(body).map(|(progress, _)| progress),
+        body,
+    );
 }
 
 /// Small JSON with the traps of JSON in it.
@@ -44,6 +48,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         r#"{}"#,
         r#"{"version":1,"version":1}"#,
         r#"{"version":1e999,"arch":"\ud800","eks":[[[[[[[["#,
+        r#"{"body":"eyJncmFudCI6IiIsInNlcSI6MSwic3RlcCI6IndpcGVkIiwic2hhMjU2IjoiIiwiZGV0YWlsIjoiIn0","sig":"AA"}"#,
+        r#"{"verdict":"admitted","code":"","hint":"","correlation":"","retry_secs":0,"sealed":{"statement":"AA","sig":"AA","chain":["AA"],"ek":0,"public":"AA","private":"AA","secret":"AA","items":[{"kind":"a","ciphertext":"AAAAAAAAAAAAAAAAAAAAAA"}]},"grant":{"body":"AA","sig":"AA","chain":["AA"]}}"#,
         r#"{"session":"AAAA","nonce":"__--","credentials":[],"pcr_selection":[255,256,-1]}"#,
     ]
     .into_iter()
