@@ -242,6 +242,9 @@ pub enum PolicySource {
 pub struct LedgerLimits {
     /// A segment is closed with a checkpoint when it reaches this size.
     pub segment_max_bytes: u64,
+    /// Segments whose entries are all older than this many days are removed at a start; none keeps
+    /// everything.
+    pub keep_days: Option<u32>,
 }
 
 /// `[devid]`
@@ -455,8 +458,10 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
     let policy = in_section(root, "policy", |s| read_policy(s, base));
     let ledger = in_section(root, "ledger", |s| {
         let bytes = s.integer("segment_max_bytes", 65_536..=1 << 32, "bytes");
+        let days = s.integer("keep_days", 1..=36_500, "days");
         Some(LedgerLimits {
             segment_max_bytes: bytes.unwrap_or(store::SEGMENT_MAX_BYTES),
+            keep_days: days.and_then(|days| u32::try_from(days).ok()),
         })
     });
     let devid = in_section(root, "devid", read_devid);

@@ -17,6 +17,7 @@ pub mod issue;
 pub mod metrics;
 pub mod neighbours;
 mod random;
+mod retention;
 pub mod serve;
 pub mod shell;
 pub mod telemetry;

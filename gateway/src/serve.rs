@@ -37,6 +37,7 @@ use crate::inventory::{Declared, DeclaredError, unmatched};
 use crate::issue::Issuer;
 use crate::metrics::Metrics;
 use crate::neighbours::Neighbours;
+use crate::retention;
 use crate::shell::boot_source::BootSource;
 use crate::shell::dhcp::{DhcpError, DhcpSocket};
 use crate::shell::dhcp6::{Dhcp6Error, Dhcp6Socket};
@@ -163,6 +164,12 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     told_at_start(&declared, catalog.artefacts(), change.as_ref());
     appliance.records.extend(change);
     appliance.begin(UnixMillis(clock.now_ms()))?;
+    if let Some(keep_days) = config.ledger.keep_days {
+        let known = entries_of(&catalog);
+        let rules = (&declared.inventory, known.as_slice(), &declared.ek_roots);
+        let now = UnixMillis(clock.now_ms());
+        retention::apply(&mut appliance, keep_days, rules, now)?;
+    }
 
     let gateway = Gateway::new(setup(&config, declared, &appliance, catalog)?);
     let signer = appliance.ca.receipt_signer()?;
@@ -547,12 +554,7 @@ fn setup(
     let clock = Clock.read();
     let now = UnixMillis(clock.unix_ms);
     let recovered = &appliance.recovered;
-    let entries = catalog
-        .artefacts()
-        .iter()
-        .cloned()
-        .map(CatalogEntry::new)
-        .collect();
+    let entries = entries_of(&catalog);
     let v4 = IpAddr::V4(config.provisioning.address.address);
     let v6 = config.provisioning.ipv6.as_ref().map(|v6| BootSettings6 {
         server_addr: v6.address.address,
@@ -598,6 +600,12 @@ fn setup(
         marks: recovered.marks.clone(),
         now,
     })
+}
+
+/// The catalogue without the owner's rules.
+fn entries_of(catalog: &Catalog) -> Vec<CatalogEntry> {
+    let artefacts = catalog.artefacts().iter().cloned();
+    artefacts.map(CatalogEntry::new).collect()
 }
 
 /// What an owner may not have meant, or would miss later.

@@ -226,6 +226,13 @@ pub fn recorded(seq: u64, record: &Record) {
         ),
         Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
         Record::Policy(policy) => tracing::info!(sha256 = policy.sha256, seq, "policy"),
+        Record::Pruned(pruned) => tracing::info!(
+            first_seq = pruned.first_seq,
+            segments = pruned.segments,
+            carried = pruned.carried,
+            seq,
+            "old ledger segments removed"
+        ),
         // Acts are logged by the admin endpoint with the role; refusals by `decided`.
         Record::Genesis(_) | Record::Operator(_) | Record::RefusalSummary(_) => {}
     }

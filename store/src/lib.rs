@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `lock` | held by the process that uses the directory | - |
 //! | `ledger/ledger-N.vlg` | every decision, hash-chained and signed | truth, kept |
+//! | `ledger/ledger-N.base` | what is left of the segments before N that were removed, signed | truth, kept |
 //! | `leases.vjl` | leases and walk marks | truth, compacted |
 //! | `db/` | sled: machines and leases | view, replayed |
 //! | `db/` | sled: sealed blobs, encrypted secrets, certificates | truth, fsynced; only a backup has another copy |
@@ -47,8 +48,8 @@ pub use commit::{Anchor, Batch, CommitError, Committed, Committer, Done};
 pub use error::StoreError;
 pub use journal::Recovered;
 pub use ledger::{
-    CHECKPOINT_LABEL, Entry, ExportReport, HEAD_LABEL, Hash, LedgerReader, LedgerSigner, Report,
-    SEGMENT_MAX_BYTES, VerifyError, export, verify,
+    BASE_LABEL, BaseReport, CHECKPOINT_LABEL, Cut, Entry, ExportReport, HEAD_LABEL, Hash,
+    LedgerReader, LedgerSigner, Report, SEGMENT_MAX_BYTES, VerifyError, export, verify,
 };
 pub use rebuild::{CheckReport, RebuildReport, check, rebuild};
 pub use secret::StoreKey;
@@ -329,6 +330,14 @@ impl Store {
     /// The database cannot be written.
     pub fn put_public(&self, name: &str, document: &[u8]) -> Result<(), StoreError> {
         self.inner.views.put(&[(Kept::Public, name, document)])
+    }
+
+    /// Removes a public document; gone from the database when this returns.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn remove_public(&self, name: &str) -> Result<(), StoreError> {
+        self.inner.views.remove(Kept::Public, name)
     }
 
     /// One machine's JSON as of the last commit.

@@ -69,7 +69,7 @@ impl Anchors {
 /// by taking it back. Verdicts and what follows from them cost him nothing to repeat.
 fn urgent(record: &Record) -> bool {
     match record {
-        Record::Genesis(_) | Record::Operator(_) | Record::Policy(_) => true,
+        Record::Genesis(_) | Record::Operator(_) | Record::Policy(_) | Record::Pruned(_) => true,
         Record::Certificate(certificate) => certificate.machine.is_none(),
         Record::Claim(_)
         | Record::Verdict(_)

@@ -15,10 +15,9 @@ use zeroize::Zeroizing;
 
 use crate::admission::command::{Caller, Command, EkCaImport};
 use crate::admission::effect::{Effect, IssuedDevId, Rules, WorkDone};
-use crate::admission::ek_store;
 use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
-use crate::admission::registry::{Machine, Registry};
+use crate::admission::registry::Machine;
 use crate::admission::{Admission, HelloInput};
 use crate::appraisal::{RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};
@@ -29,6 +28,7 @@ use crate::limits;
 use crate::outbox::Outbox;
 use crate::reason::Reason;
 use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
+use crate::retention;
 use crate::view::{
     DhcpView, EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ForeignServerView, ImageView,
     MachineView, StatusView, TimelineEntry,
@@ -194,19 +194,18 @@ impl Gateway {
             now,
             ..
         } = setup;
-        let mut registry = Registry::default();
-        registry.declare(&inventory, ledger.iter().map(|(_, _, record)| record), now);
-        let mut next_seq = 1;
-        let mut catalog = rules.catalog.as_ref().clone();
-        let mut ek_roots = rules.ek_roots.as_ref().clone();
-        for (seq, at, record) in &ledger {
-            registry.apply(*seq, *at, record);
-            if let Record::Operator(act) = record {
-                crate::catalog::apply(&mut catalog, &act.act);
-                ek_store::apply(&mut ek_roots, &mut registry, *seq, *at, act);
-            }
-            next_seq = seq + 1;
-        }
+        let retention::Replayed {
+            mut registry,
+            catalog,
+            ek_roots,
+            next_seq,
+        } = retention::replay(
+            &inventory,
+            &rules.catalog,
+            &rules.ek_roots,
+            ledger.iter().map(|(seq, at, record)| (*seq, *at, record)),
+            now,
+        );
         rules.catalog = std::sync::Arc::new(catalog);
         registry.ek_roots_loaded(now, &ek_roots);
         rules.ek_roots = std::sync::Arc::new(ek_roots);

@@ -21,6 +21,7 @@ pub mod outbox;
 pub mod policy;
 pub mod reason;
 pub mod record;
+pub mod retention;
 pub mod strict_toml;
 pub mod view;
 pub mod walk;

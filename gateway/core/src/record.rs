@@ -32,6 +32,8 @@ pub enum Record {
     Anchor(Anchor),
     /// Another appraisal policy than before is in force from here on.
     Policy(PolicyInForce),
+    /// The oldest segments of the ledger are removed; a signed base stands for them.
+    Pruned(Pruned),
 }
 
 /// Longest policy whose text is kept with its digest, in bytes: far above what a person writes, and far
@@ -47,6 +49,24 @@ pub struct PolicyInForce {
     /// The text; none above [`POLICY_TEXT_MAX_BYTES`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+}
+
+/// What is left of segments that are older than the retention rule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pruned {
+    /// First segment that is kept.
+    pub first_segment: u64,
+    /// Sequence of its first entry.
+    pub first_seq: u64,
+    /// Segments that were removed.
+    pub segments: u64,
+    /// Entries of them that the base carries.
+    pub carried: u64,
+    /// SHA-256 of the base's manifest, hex.
+    pub base_sha256: String,
+    /// The rule: entries younger than this many days are kept.
+    pub keep_days: u32,
 }
 
 /// A value of the counter.

@@ -91,6 +91,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::EkCertificates(_) => "ek certificates",
             Record::Anchor(_) => "anchor",
             Record::Policy(_) => "policy",
+            Record::Pruned(_) => "pruned",
         })
         .collect();
     assert_eq!(kinds, ["claim", "operator", "verdict", "certificate"]);

@@ -48,13 +48,33 @@ fn verify(out: &Output, path: &Path, ca: &Path) -> Result<Exit, Failure> {
         "entries": report.entries,
         "segments": report.segments,
         "signatures": report.signatures,
+        "first_seq": report.base.as_ref().map_or(1, |base| base.first_seq),
         "last_seq": report.last_seq,
         "head": head,
+        "base": report.base.as_ref().map(|base| json!({
+            "file": base.file,
+            "first_segment": base.first_segment,
+            "carried": base.carried,
+            "leftover": base.leftover,
+        })),
     });
     out.print(&value, || {
+        let begins = report.base.as_ref().map(|base| {
+            format!(
+                "\nbegins at entry {} (segment {}): what was before was removed by the retention rule; the \
+                 signed base in {} vouches for it and carries {} entries",
+                base.first_seq,
+                base.first_segment,
+                base.file.display(),
+                base.carried
+            )
+        });
         format!(
-            "verified: {} entries, {} segments, {} signatures, head {head}",
-            report.entries, report.segments, report.signatures
+            "verified: {} entries, {} segments, {} signatures, head {head}{}",
+            report.entries,
+            report.segments,
+            report.signatures,
+            begins.unwrap_or_default()
         )
     });
     Ok(Exit::Done)
@@ -92,8 +112,17 @@ fn failure(error: &store::VerifyError) -> Failure {
         store::VerifyError::NotALedger { .. }
         | store::VerifyError::Edited { .. }
         | store::VerifyError::Missing { .. }
+        | store::VerifyError::FrontCut { .. }
         | store::VerifyError::BadSignature { .. }
         | store::VerifyError::Untrusted { .. } => Exit::Refused,
     };
-    Failure::new(exit, error)
+    let failure = Failure::new(exit, error);
+    match exit {
+        Exit::Refused => Failure::told(exit, format!("{}. {NEXT}", failure.text)),
+        _ => failure,
+    }
 }
+
+/// What to do about a ledger that does not hold.
+const NEXT: &str = "Keep the folder as it is for the investigation and restore the newest copy that \
+                    verifies (docs/OPERATIONS.md, ledger rolled back)";

@@ -96,7 +96,8 @@ impl Evidence {
             | Record::RefusalSummary(_)
             | Record::Certificate(_)
             | Record::Anchor(_)
-            | Record::Policy(_) => return,
+            | Record::Policy(_)
+            | Record::Pruned(_) => return,
             Record::EkCertificates(record) => {
                 self.judged_again(record);
                 return;

@@ -1,7 +1,7 @@
 //! A ledger as JSON Lines: entries for any log store, and a last line that proves them.
 //!
-//! First line: `{"format":"vestibule-ledger-export","version":1,"names":"hidden"}`. Then one entry a
-//! line. Last line: the checkpoint, the signature of the newest group commit and its certificate
+//! First line: `{"format":"vestibule-ledger-export","version":1,"names":"hidden"}`. Of a pruned ledger
+//! then the manifest of its base with its signature, and the carried entries. Then one entry a line. Last line: the checkpoint, the signature of the newest group commit and its certificate
 //! chain. The signature covers the last entry's hash, and by the chain every entry before it.
 
 use std::fs::File;
@@ -10,10 +10,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::base::{self, Carried, Manifest};
 use super::entry::{Hash, LINE_MAX_BYTES, Line};
-use super::segment::{Frame, hex32, hexes};
+use super::segment::{Frame, hex32, hexes, one_spelling};
 use super::trust::TrustedLeaf;
-use super::verify::{Chain, Report, VerifyError, segments};
+use super::verify::{BaseReport, Chain, Report, VerifyError, read_file};
 use super::{Entry, HEAD_LABEL};
 use crate::frame::Frames;
 
@@ -52,6 +53,14 @@ struct Head {
     head: Hash,
 }
 
+/// Second line of an export of a pruned ledger.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BaseLine {
+    base: Manifest,
+    signature: String,
+}
+
 /// What was exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportReport {
@@ -87,11 +96,23 @@ pub fn export(
     let mut chain = Chain::default();
     let mut certificates = Vec::new();
     let mut newest = None;
-    for (_, path) in segments(dir)? {
-        let bytes = std::fs::read(&path).map_err(|source| VerifyError::Read {
-            file: path.clone(),
-            source,
-        })?;
+    let mut carried = 0;
+    let base::Start { base, files, .. } = base::start(dir)?;
+    if let Some(base) = base {
+        chain = Chain::after(&base);
+        carried = base.manifest.carried;
+        let line = BaseLine {
+            base: base.manifest,
+            signature: hex::encode(&base.signature),
+        };
+        json_line(out, &line).map_err(VerifyError::Write)?;
+        for text in &base.lines {
+            export_line(out, text, show_names).map_err(VerifyError::Write)?;
+        }
+    }
+    let first_seq = chain.next_seq;
+    for (_, path) in files {
+        let bytes = read_file(&path)?;
         for (_, payload) in Frames::new(&bytes) {
             let frame = Frame::decode(payload).map_err(|why| VerifyError::Edited {
                 file: path.clone(),
@@ -129,7 +150,7 @@ pub fn export(
         .and_then(|()| out.flush())
         .map_err(VerifyError::Write)?;
     Ok(ExportReport {
-        entries: chain.next_seq - 1,
+        entries: carried + chain.next_seq - first_seq,
         head: chain.head,
     })
 }
@@ -157,8 +178,11 @@ pub(super) fn verify_export(path: &Path, infra_ca_der: &[u8]) -> Result<Report, 
     let first = lines
         .next()?
         .ok_or_else(|| not_a_ledger("it is empty".into()))?;
+    let text = first;
     let first: FirstLine =
-        serde_json::from_str(&first).map_err(|e| not_a_ledger(format!("first line: {e}")))?;
+        serde_json::from_str(&text).map_err(|e| not_a_ledger(format!("first line: {e}")))?;
+    one_spelling(&first, text.as_bytes())
+        .map_err(|why| not_a_ledger(format!("first line: {why}")))?;
     if first.format != FORMAT || first.version != VERSION {
         return Err(not_a_ledger(format!(
             "{} version {}",
@@ -166,6 +190,8 @@ pub(super) fn verify_export(path: &Path, infra_ca_der: &[u8]) -> Result<Report, 
         )));
     }
     let mut chain = Chain::default();
+    let mut base = None;
+    let mut kept = None;
     let last = loop {
         let missing = VerifyError::Missing {
             file: path.to_path_buf(),
@@ -176,6 +202,13 @@ pub(super) fn verify_export(path: &Path, infra_ca_der: &[u8]) -> Result<Report, 
         if text.starts_with("{\"checkpoint\"") {
             break text;
         }
+        if chain.next_seq == 1 && base.is_none() && text.starts_with("{\"base\"") {
+            let (report, after) = exported_base(path, &text, &mut lines, infra_ca_der)?;
+            kept = Some(after.next_seq);
+            chain = after;
+            base = Some(report);
+            continue;
+        }
         let _: Entry = chain.accept(path, &text)?;
     };
     let edited = |why: String| VerifyError::Edited {
@@ -183,8 +216,10 @@ pub(super) fn verify_export(path: &Path, infra_ca_der: &[u8]) -> Result<Report, 
         seq: chain.next_seq,
         why,
     };
+    let text = last;
     let last: LastLine =
-        serde_json::from_str(&last).map_err(|e| edited(format!("checkpoint: {e}")))?;
+        serde_json::from_str(&text).map_err(|e| edited(format!("checkpoint: {e}")))?;
+    one_spelling(&last, text.as_bytes()).map_err(|why| edited(format!("checkpoint: {why}")))?;
     if lines.next()?.is_some() {
         return Err(edited("something follows the checkpoint".into()));
     }
@@ -199,7 +234,7 @@ pub(super) fn verify_export(path: &Path, infra_ca_der: &[u8]) -> Result<Report, 
     if last.checkpoint.head != chain.head {
         return Err(edited("the checkpoint has another head".into()));
     }
-    let signature = hex::decode(&last.signature).map_err(|e| edited(format!("signature: {e}")))?;
+    let signature = signature_of(&last.signature).map_err(edited)?;
     let leaf =
         TrustedLeaf::check(&last.chain, infra_ca_der).map_err(|why| VerifyError::Untrusted {
             file: path.to_path_buf(),
@@ -211,14 +246,60 @@ pub(super) fn verify_export(path: &Path, infra_ca_der: &[u8]) -> Result<Report, 
             seq: last_seq,
         });
     }
+    let carried = base.as_ref().map_or(0, |base| base.carried);
     Ok(Report {
-        entries: last_seq,
+        entries: carried + chain.next_seq - kept.unwrap_or(1),
         segments: 1,
-        signatures: 1,
+        signatures: 1 + u64::from(base.is_some()),
         last_seq,
         head: chain.head,
         torn_bytes: 0,
+        base,
     })
+}
+
+/// Lower-case hex, as [`export`] writes it.
+fn signature_of(text: &str) -> Result<Vec<u8>, String> {
+    let bytes = hex::decode(text).map_err(|e| format!("signature: {e}"))?;
+    if hex::encode(&bytes) == text {
+        Ok(bytes)
+    } else {
+        Err("signature: expected lower-case hex".to_owned())
+    }
+}
+
+/// The base of an exported ledger that was pruned, and the chain that goes on behind it.
+fn exported_base(
+    path: &Path,
+    text: &str,
+    lines: &mut Lines<'_>,
+    infra_ca_der: &[u8],
+) -> Result<(BaseReport, Chain), VerifyError> {
+    let edited = |why: String| VerifyError::Edited {
+        file: path.to_path_buf(),
+        seq: 1,
+        why,
+    };
+    let line: BaseLine = serde_json::from_str(text).map_err(|e| edited(format!("base: {e}")))?;
+    one_spelling(&line, text.as_bytes()).map_err(|why| edited(format!("base: {why}")))?;
+    let signature = signature_of(&line.signature).map_err(edited)?;
+    let manifest = line.base;
+    manifest.check(path, &signature, infra_ca_der)?;
+    let mut carried = Carried::default();
+    for _ in 0..manifest.carried {
+        let text = lines.next()?.ok_or_else(|| VerifyError::Missing {
+            file: path.to_path_buf(),
+            expected: manifest.first_seq,
+            found: "the end of the file, within the carried entries".into(),
+        })?;
+        carried.accept(path, &text)?;
+    }
+    carried.fits(path, &manifest)?;
+    let chain = Chain {
+        next_seq: manifest.first_seq,
+        head: manifest.head,
+    };
+    Ok((BaseReport::new(path, &manifest, 0), chain))
 }
 
 /// Lines of a foreign file, bounded in length.

@@ -12,12 +12,16 @@
 //! | `C` | signature and entry lines of one group commit | signature over [`HEAD_LABEL`] and the hash of the last entry |
 //! | `K` | signature and checkpoint, JSON: segment, first_seq, last_seq, head | once, last: the segment is closed |
 //!
+//! The oldest segments may have been removed; then a `ledger-00000007.base` stands for them (`base.rs`).
+//!
 //! A signature is ECDSA P-256 with SHA-256, DER encoded, by a certificate that the infra CA issued
 //! for the receipt purpose ([`attest_wire::oid::EKU_RECEIPT`]).
 
+mod base;
 mod entry;
 mod export;
 mod page;
+mod prune;
 mod segment;
 mod trust;
 mod verify;
@@ -26,7 +30,8 @@ mod writer;
 pub use entry::{Entry, Hash};
 pub use export::{ExportReport, export};
 pub use page::LedgerReader;
-pub use verify::{Report, VerifyError, verify};
+pub use prune::Cut;
+pub use verify::{BaseReport, Report, VerifyError, verify};
 pub use writer::SEGMENT_MAX_BYTES;
 
 pub(crate) use verify::{Depth, OnTornTail, Scanned, scan_dir};
@@ -38,6 +43,9 @@ use crate::error::StoreError;
 pub const HEAD_LABEL: &[u8] = b"vestibule/ledger/v1\0";
 /// What a closed segment's signature covers, before the checkpoint's JSON.
 pub const CHECKPOINT_LABEL: &[u8] = b"vestibule/ledger-checkpoint/v1\0";
+
+/// What the signature of a base covers, before the manifest's JSON: what a pruned ledger begins with.
+pub const BASE_LABEL: &[u8] = b"vestibule/ledger-base/v1\0";
 
 /// Longest record, in bytes of JSON; the rest of a line's bound is for what surrounds it.
 pub(crate) const RECORD_MAX_BYTES: usize = entry::LINE_MAX_BYTES - 1024;

@@ -5,9 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::base;
 use super::entry::{Entry, Line};
 use super::segment::{Frame, Header};
-use super::verify::segments;
 use crate::error::StoreError;
 use crate::frame::Frames;
 
@@ -22,7 +22,7 @@ impl LedgerReader {
         Self { dir }
     }
 
-    /// Up to `limit` durable entries from sequence `from` on. A commit that is being written is not
+    /// Up to `limit` durable entries from sequence `from` on, carried ones of a base first. A commit that is being written is not
     /// there yet.
     ///
     /// # Errors
@@ -32,7 +32,10 @@ impl LedgerReader {
         if !self.dir.exists() {
             return Ok(out);
         }
-        let files = segments(&self.dir)?;
+        let base::Start { base, files, .. } = base::start(&self.dir)?;
+        let carried = base.map_or_else(Vec::new, |base| base.entries);
+        let wanted = carried.into_iter().filter(|entry| entry.seq >= from);
+        out.extend(wanted.take(limit));
         let start = segment_of(from, &files)?;
         for (_, path) in &files[start..] {
             if out.len() >= limit {
@@ -88,7 +91,7 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
 }
 
 /// From the header alone; none while the segment is being created.
-fn first_seq(path: &Path) -> Result<Option<u64>, StoreError> {
+pub(super) fn first_seq(path: &Path) -> Result<Option<u64>, StoreError> {
     use std::io::Read as _;
     /// A header holds a few certificates in hex.
     const HEADER_MAX_BYTES: u64 = 64 * 1024;

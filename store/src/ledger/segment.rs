@@ -64,9 +64,12 @@ impl<'a> Frame<'a> {
     pub(crate) fn decode(payload: &'a [u8]) -> Result<Self, String> {
         let (kind, rest) = payload.split_first().ok_or("empty frame")?;
         match *kind {
-            HEADER => serde_json::from_slice(rest)
-                .map(Frame::Header)
-                .map_err(|e| format!("header: {e}")),
+            HEADER => {
+                let header: Header =
+                    serde_json::from_slice(rest).map_err(|e| format!("header: {e}"))?;
+                one_spelling(&header, rest).map_err(|why| format!("header: {why}"))?;
+                Ok(Frame::Header(header))
+            }
             COMMIT => {
                 let (signature, lines) = signed(rest)?;
                 Ok(Frame::Commit { signature, lines })
@@ -86,8 +89,19 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// JSON as this release writes it: no signature covers the spelling, and no bit may be without meaning.
+///
+/// # Errors
+/// It says the same in other bytes.
+pub(super) fn one_spelling(value: &impl Serialize, text: &[u8]) -> Result<(), &'static str> {
+    match serde_json::to_vec(value) {
+        Ok(again) if again == text => Ok(()),
+        _ => Err("it is spelled in another way"),
+    }
+}
+
 /// `u16` little-endian length, signature, text.
-fn signed(rest: &[u8]) -> Result<(&[u8], &str), String> {
+pub(super) fn signed(rest: &[u8]) -> Result<(&[u8], &str), String> {
     let (len, rest) = rest.split_at_checked(2).ok_or("no signature")?;
     let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
     let (signature, text) = rest.split_at_checked(len).ok_or("short signature")?;
@@ -95,7 +109,7 @@ fn signed(rest: &[u8]) -> Result<(&[u8], &str), String> {
     Ok((signature, text))
 }
 
-fn encode_signed(kind: u8, signature: &[u8], text: &str) -> Vec<u8> {
+pub(super) fn encode_signed(kind: u8, signature: &[u8], text: &str) -> Vec<u8> {
     let len = u16::try_from(signature.len()).expect("an ECDSA signature is below 64 KiB");
     let mut out = Vec::with_capacity(3 + signature.len() + text.len());
     out.push(kind);

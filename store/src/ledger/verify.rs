@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::base::{self, Base};
 use super::entry::{Entry, Hash, Line};
 use super::segment::{self, Checkpoint, Frame, Header};
 use super::trust::TrustedLeaf;
@@ -30,6 +31,35 @@ pub struct Report {
     pub head: Hash,
     /// Bytes of an interrupted write behind the last commit: unsigned and never acknowledged.
     pub torn_bytes: u64,
+    /// What stands for the segments that were removed, if any were.
+    pub base: Option<BaseReport>,
+}
+
+/// What a pruned ledger begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseReport {
+    /// The signed file that vouches for it; the export itself for an export.
+    pub file: PathBuf,
+    /// First segment that is kept.
+    pub first_segment: u64,
+    /// First sequence from which on every entry is there.
+    pub first_seq: u64,
+    /// Entries before it that are carried.
+    pub carried: u64,
+    /// Segments before it that are not removed yet.
+    pub leftover: u64,
+}
+
+impl BaseReport {
+    pub(super) fn new(file: &Path, manifest: &base::Manifest, leftover: u64) -> Self {
+        Self {
+            file: file.to_path_buf(),
+            first_segment: manifest.first_segment,
+            first_seq: manifest.first_seq,
+            carried: manifest.carried,
+            leftover,
+        }
+    }
 }
 
 /// Why a ledger does not verify. `seq` is the first entry that cannot be trusted.
@@ -73,6 +103,18 @@ pub enum VerifyError {
         /// Next sequence by the chain.
         expected: u64,
         /// Sequence found there, or `nothing`.
+        found: String,
+    },
+    /// The oldest segments are missing and no signed base stands for them.
+    #[error(
+        "{}: the front of the ledger was cut: expected segment 1, or a signed base of the first segment \
+         that is there; found {found}. Restore the folder from a backup",
+        dir.display()
+    )]
+    FrontCut {
+        /// The ledger's folder.
+        dir: PathBuf,
+        /// What is there.
         found: String,
     },
     /// A signature is not by the segment's ledger key.
@@ -161,6 +203,22 @@ pub fn verify(path: &Path, infra_ca_der: &[u8]) -> Result<Report, VerifyError> {
 
 /// Segment files in order of their number.
 pub(crate) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, VerifyError> {
+    numbered(dir, segment::parse_file_name)
+}
+
+/// A whole file of the ledger.
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, VerifyError> {
+    fs::read(path).map_err(|source| VerifyError::Read {
+        file: path.to_path_buf(),
+        source,
+    })
+}
+
+/// Files whose name `parse` gives a number, in order of it.
+pub(super) fn numbered(
+    dir: &Path,
+    parse: impl Fn(&str) -> Option<u64>,
+) -> Result<Vec<(u64, PathBuf)>, VerifyError> {
     let read = |source| VerifyError::Read {
         file: dir.to_path_buf(),
         source,
@@ -168,11 +226,7 @@ pub(crate) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, VerifyError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(read)? {
         let entry = entry.map_err(read)?;
-        if let Some(number) = entry
-            .file_name()
-            .to_str()
-            .and_then(segment::parse_file_name)
-        {
+        if let Some(number) = entry.file_name().to_str().and_then(&parse) {
             found.push((number, entry.path()));
         }
     }
@@ -188,7 +242,11 @@ pub(crate) fn scan_dir(
     on_torn: OnTornTail,
     visit: &mut dyn FnMut(Entry),
 ) -> Result<Scanned, VerifyError> {
-    let files = segments(dir)?;
+    let base::Start {
+        base,
+        files,
+        leftover,
+    } = base::start(dir)?;
     let mut chain = Chain::default();
     let mut report = Report {
         entries: 0,
@@ -197,20 +255,28 @@ pub(crate) fn scan_dir(
         last_seq: 0,
         head: [0; 32],
         torn_bytes: 0,
+        base: None,
     };
+    let mut first_segment = 1;
+    if let Some(base) = base {
+        base.check(infra_ca_der)?;
+        report.signatures += 1;
+        report.base = Some(BaseReport::new(&base.path, &base.manifest, leftover));
+        first_segment = base.manifest.first_segment;
+        chain = Chain::after(&base);
+        report.entries = base.manifest.carried;
+        base.entries.into_iter().for_each(&mut *visit);
+        if files.is_empty() {
+            return Err(missing_segment(dir, first_segment, &chain));
+        }
+    }
     let mut last = None;
     for (index, (number, path)) in files.iter().enumerate() {
-        if *number != index as u64 + 1 {
-            return Err(VerifyError::Missing {
-                file: dir.join(segment::file_name(index as u64 + 1)),
-                expected: chain.next_seq,
-                found: "nothing".into(),
-            });
+        let expected = first_segment + index as u64;
+        if *number != expected {
+            return Err(missing_segment(dir, expected, &chain));
         }
-        let bytes = fs::read(path).map_err(|source| VerifyError::Read {
-            file: path.clone(),
-            source,
-        })?;
+        let bytes = read_file(path)?;
         let newest = index + 1 == files.len();
         let mut scan = SegmentScan {
             path,
@@ -253,6 +319,7 @@ pub(crate) fn scan_dir(
             }
         }
         report.segments += 1;
+        report.entries += scan.entries;
         report.signatures += scan.signatures;
         last = Some(LastSegment {
             number: *number,
@@ -263,7 +330,6 @@ pub(crate) fn scan_dir(
             entries: scan.entries,
         });
     }
-    report.entries = chain.next_seq - 1;
     report.last_seq = chain.next_seq - 1;
     report.head = chain.head;
     Ok(Scanned {
@@ -271,6 +337,14 @@ pub(crate) fn scan_dir(
         next_seq: chain.next_seq,
         last,
     })
+}
+
+fn missing_segment(dir: &Path, number: u64, chain: &Chain) -> VerifyError {
+    VerifyError::Missing {
+        file: dir.join(segment::file_name(number)),
+        expected: chain.next_seq,
+        found: "nothing: the segment is not there".into(),
+    }
 }
 
 /// The hash chain so far.
@@ -289,6 +363,14 @@ impl Default for Chain {
 }
 
 impl Chain {
+    /// The chain that a base vouches for.
+    pub(super) fn after(base: &Base) -> Self {
+        Self {
+            next_seq: base.manifest.first_seq,
+            head: base.manifest.head,
+        }
+    }
+
     /// Takes the next line; its sequence and previous hash must fit.
     pub(super) fn accept(&mut self, file: &Path, text: &str) -> Result<Entry, VerifyError> {
         let edited = |why: String| VerifyError::Edited {

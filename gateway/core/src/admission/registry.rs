@@ -305,7 +305,8 @@ impl Registry {
             Record::Genesis(_)
             | Record::RefusalSummary(_)
             | Record::Anchor(_)
-            | Record::Policy(_) => {}
+            | Record::Policy(_)
+            | Record::Pruned(_) => {}
         }
     }
 
@@ -537,6 +538,47 @@ impl Registry {
     fn forget_oldest_walker(&mut self) {
         if let Some((_, mac)) = self.walkers_by_age.pop_first() {
             self.walkers.remove(&mac);
+        }
+    }
+
+    /// Whether another replay has built the same. Left out is what only tells of the past: timelines,
+    /// events that did not fit, walk marks.
+    ///
+    /// # Errors
+    /// What is not the same, in words.
+    pub fn same_as(&self, other: &Self) -> Result<(), String> {
+        let plain = |machine: &Machine| {
+            let machine = Machine {
+                timeline: VecDeque::new(),
+                ..machine.clone()
+            };
+            format!("{machine:?}")
+        };
+        if !self.machines.keys().eq(other.machines.keys()) {
+            return Err("the machines differ".to_owned());
+        }
+        let mut pairs = self.machines.values().zip(other.machines.values());
+        if let Some((one, _)) = pairs.find(|(one, other)| plain(one) != plain(other)) {
+            return Err(format!("machine {} differs", one.id));
+        }
+        let same = [
+            (
+                "bindings",
+                format!("{:?}", self.directory) == format!("{:?}", other.directory),
+            ),
+            ("hardware addresses", self.by_mac == other.by_mac),
+            ("shared EKs", self.shared == other.shared),
+            ("rejected EKs", self.rejected == other.rejected),
+            (
+                "EK certificates without a chain",
+                self.ek_unmatched == other.ek_unmatched
+                    && self.ek_unmatched_dropped == other.ek_unmatched_dropped,
+            ),
+            ("the newest time", self.newest == other.newest),
+        ];
+        match same.into_iter().find(|(_, same)| !same) {
+            Some((what, _)) => Err(format!("{what}: not the same")),
+            None => Ok(()),
         }
     }
 

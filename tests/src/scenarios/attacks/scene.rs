@@ -354,6 +354,7 @@ impl<'a> Scene<'a> {
                 | Record::Certificate(_)
                 | Record::EkCertificates(_)
                 | Record::Policy(_)
+                | Record::Pruned(_)
                 | Record::Anchor(_) => {}
             }
         }
