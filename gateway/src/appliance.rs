@@ -13,7 +13,7 @@ use gateway_core::identity::UnixMillis;
 use gateway_core::record::{Act, Anchor, Genesis, OperatorAct, Record};
 use hw::clock::Clock;
 use hw::tpm::TpmError;
-use hw::tpm::{ApplianceDevice, SealBlob, SealMode, SealTpm, UpdateKey};
+use hw::tpm::{ApplianceDevice, SealBlob, SealMode, SealPlan, SealTpm, UpdateKey};
 use sha2::{Digest as _, Sha256};
 use store::{Batch, CommitError, OpenedLedger, Recovered, Store, StoreError, StoreKey};
 use zeroize::Zeroizing;
@@ -23,6 +23,8 @@ use crate::config::Config;
 
 /// Name of the seal in the store.
 pub(crate) const SEAL: &str = "appliance";
+/// What a first start is about to take from the TPM, until its seal is in the store.
+const SEAL_PLAN: &str = "seal-plan";
 /// Name of the update key until the owner takes it at claim.
 const UPDATE_KEY: &str = "update-key";
 /// Tries to move the counter after the first, and the pause before each: a tool that holds the TPM, a
@@ -398,20 +400,35 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
         let kek = tpm.unseal(&blob).map_err(tpm_error)?;
         // A discrete TPM takes most of a start: told apart from our own share.
         tracing::info!(ms = started.elapsed().as_millis() as u64, "seal opened");
+        forget_plan(store).map_err(store_error)?;
         return Ok((kek, blob));
     }
-    let update = UpdateKey::generate(&mut rand_core::OsRng);
-    let (blob, kek) = tpm.seal(EPOCH, &update).map_err(tpm_error)?;
-    let bytes = serde_json::to_vec(&blob).map_err(|source| ApplianceError::SealRecord {
+    let unreadable = |source| ApplianceError::SealRecord {
         dir: dir.clone(),
         source,
-    })?;
+    };
+    // A first start that ended before its seal was stored: nothing rests on its indices.
+    if let Some(bytes) = store.public(SEAL_PLAN).map_err(store_error)? {
+        let plan: SealPlan = serde_json::from_slice(&bytes).map_err(unreadable)?;
+        let indices = tpm.discard(&plan).map_err(tpm_error)?;
+        tracing::warn!(
+            indices,
+            "an earlier first start did not get far: it begins anew"
+        );
+    }
+    let update = UpdateKey::generate(&mut rand_core::OsRng);
+    let plan = tpm.plan(EPOCH, &update).map_err(tpm_error)?;
+    let bytes = serde_json::to_vec(&plan).map_err(unreadable)?;
+    store.put_public(SEAL_PLAN, &bytes).map_err(store_error)?;
+    let (blob, kek) = tpm.seal_planned(EPOCH, &update, &plan).map_err(tpm_error)?;
+    let bytes = serde_json::to_vec(&blob).map_err(unreadable)?;
     // The update key first: a seal without it could never be approved for another boot state. Until
     // the blob is there, the next start makes both anew.
     store
         .put_secret(&secrets_key(&kek), UPDATE_KEY, &update.to_bytes()[..])
         .map_err(store_error)?;
     store.put_seal_blob(SEAL, &bytes).map_err(store_error)?;
+    forget_plan(store).map_err(store_error)?;
     if blob.mode == SealMode::Development {
         tracing::warn!(
             "development seal: this boot was not measured (PCR 4, 7 and 11 are zero), so any \
@@ -419,6 +436,14 @@ fn open_seal(config: &Config, store: &Store) -> Result<Opened, ApplianceError> {
         );
     }
     Ok((kek, blob))
+}
+
+/// The seal is in the store: its indices are no leftovers any more.
+fn forget_plan(store: &Store) -> Result<(), StoreError> {
+    match store.public(SEAL_PLAN)? {
+        Some(_) => store.remove_public(SEAL_PLAN),
+        None => Ok(()),
+    }
 }
 
 fn names(config: &Config) -> Names {

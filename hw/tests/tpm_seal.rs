@@ -313,3 +313,38 @@ fn a_blob_that_names_another_counter_opens_no_key() {
     edited.counter.first += 1;
     assert_ne!(appliance(&swtpm).unseal(&edited).unwrap(), key);
 }
+
+#[test]
+fn a_seal_that_was_not_kept_is_discarded_by_its_plan_and_nobody_else_s_is() {
+    let Some(mut swtpm) = Swtpm::start() else {
+        return;
+    };
+    let (kept, key) = appliance(&swtpm).seal(1, &update_key()).unwrap();
+    let update = update_key();
+    let plan = appliance(&swtpm).plan(1, &update).unwrap();
+    assert_eq!(
+        appliance(&swtpm).discard(&plan).unwrap(),
+        0,
+        "nothing was made yet"
+    );
+    let (lost, _) = appliance(&swtpm).seal_planned(1, &update, &plan).unwrap();
+    assert_eq!(
+        (lost.nv_index, lost.counter.nv_index),
+        (plan.nv_index, plan.counter_index)
+    );
+    // The power goes before the seal is kept; the plan is, as text.
+    swtpm.power_cycle();
+    let text = serde_json::to_string(&plan).unwrap();
+    let plan = serde_json::from_str(&text).unwrap();
+    // A plan that names another's indices removes nothing.
+    let mut other = appliance(&swtpm).plan(1, &update_key()).unwrap();
+    (other.nv_index, other.counter_index) = (kept.nv_index, kept.counter.nv_index);
+    assert_eq!(appliance(&swtpm).discard(&other).unwrap(), 0);
+    assert_eq!(appliance(&swtpm).discard(&plan).unwrap(), 2);
+    assert_eq!(appliance(&swtpm).discard(&plan).unwrap(), 0);
+    assert!(broken(appliance(&swtpm).unseal(&lost)).contains("is gone"));
+    // The next start takes the same place, and the other seal is as it was.
+    let again = appliance(&swtpm).plan(1, &update_key()).unwrap();
+    assert_eq!(again.nv_index, plan.nv_index);
+    assert_eq!(appliance(&swtpm).unseal(&kept).unwrap(), key);
+}

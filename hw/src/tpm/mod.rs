@@ -11,7 +11,7 @@ mod template;
 pub use counter::SealedCounter;
 pub use device::silence_tss_log;
 pub use node::NodeDevice;
-pub use seal::{ApplianceDevice, SealBlob, SealMode, SealTpm, SealedPcr, UpdateKey};
+pub use seal::{ApplianceDevice, SealBlob, SealMode, SealPlan, SealTpm, SealedPcr, UpdateKey};
 
 use zeroize::Zeroizing;
 

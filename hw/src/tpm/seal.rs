@@ -110,6 +110,19 @@ pub struct SealBlob {
     pub mode: SealMode,
 }
 
+/// The NV indices that a seal is about to take. Whoever makes a seal keeps this first: a start that ends
+/// before the seal is kept leaves the indices to the next one, which can tell that they are its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SealPlan {
+    /// For the second half of the key.
+    pub nv_index: u32,
+    /// For the counter.
+    pub counter_index: u32,
+    /// Their authPolicy, hex. It is bound to the update key, so no other seal has it.
+    pub policy: String,
+}
+
 /// What the appliance does with its own TPM. Blocking.
 pub trait SealTpm: Send {
     /// Makes new halves under the current values of PCR 4, 7 and 11, approved by `update`, and
@@ -119,7 +132,31 @@ pub trait SealTpm: Send {
         &mut self,
         epoch: u64,
         update: &UpdateKey,
+    ) -> Result<(SealBlob, Zeroizing<[u8; 32]>), TpmError> {
+        let plan = self.plan(epoch, update)?;
+        self.seal_planned(epoch, update, &plan)
+    }
+    /// What [`SealTpm::seal_planned`] will take. Changes nothing.
+    ///
+    /// # Errors
+    /// No two indices of our range are free, or the TPM does not answer.
+    fn plan(&mut self, epoch: u64, update: &UpdateKey) -> Result<SealPlan, TpmError>;
+    /// As [`SealTpm::seal`], with the indices of a plan that is kept.
+    ///
+    /// # Errors
+    /// The TPM refuses; nothing is left in it then, unless it lost power.
+    fn seal_planned(
+        &mut self,
+        epoch: u64,
+        update: &UpdateKey,
+        plan: &SealPlan,
     ) -> Result<(SealBlob, Zeroizing<[u8; 32]>), TpmError>;
+    /// Removes what was made by a plan whose seal was not kept; how many indices went. An index with
+    /// another policy is somebody else's and stays.
+    ///
+    /// # Errors
+    /// The TPM refuses.
+    fn discard(&mut self, plan: &SealPlan) -> Result<u32, TpmError>;
     /// Opens a seal.
     ///
     /// # Errors
@@ -232,6 +269,29 @@ impl ApplianceDevice {
         })
     }
 
+    /// Removes an index of our range if it has this policy; whether it did.
+    fn undefine(&mut self, index: u32, policy: &[u8]) -> Result<bool, TpmError> {
+        let range = NV_RANGE.0..=NV_RANGE.1;
+        if !range.contains(&index) || !self.device.nv_indices(index, index)?.contains(&index) {
+            return Ok(false);
+        }
+        let ours = self.device.with_nv(index, |device, nv| {
+            let (public, _) =
+                device.run("NV_ReadPublic", NO_SESSION, |ctx| ctx.nv_read_public(nv))?;
+            Ok(public.authorization_policy().value() == policy)
+        })?;
+        if ours {
+            let handle = nv_tpm_handle(index)?;
+            let nv = self.device.run("NV_ReadPublic", NO_SESSION, |ctx| {
+                ctx.tr_from_tpm_public(handle.into())
+            })?;
+            self.device.run("NV_UndefineSpace", PASSWORD, |ctx| {
+                ctx.nv_undefine_space(Provision::Owner, nv.into())
+            })?;
+        }
+        Ok(ours)
+    }
+
     fn half(&mut self) -> Result<Zeroizing<[u8; 32]>, TpmError> {
         let from_tpm = self.device.random(32)?;
         let mut from_os = Zeroizing::new([0; 32]);
@@ -328,10 +388,31 @@ impl ApplianceDevice {
 }
 
 impl SealTpm for ApplianceDevice {
-    fn seal(
+    fn plan(&mut self, epoch: u64, update: &UpdateKey) -> Result<SealPlan, TpmError> {
+        let (nv_index, counter_index) = self.free_nv_indices()?;
+        let update_public = update_key_public(&update.public())?;
+        Ok(SealPlan {
+            nv_index,
+            counter_index,
+            policy: hex::encode(seal_policy(&own_name(&update_public), epoch)),
+        })
+    }
+
+    fn discard(&mut self, plan: &SealPlan) -> Result<u32, TpmError> {
+        let policy = hex::decode(&plan.policy)
+            .map_err(|e| malformed("seal plan", &format!("policy: {e}")))?;
+        let mut removed = 0;
+        for index in [plan.nv_index, plan.counter_index] {
+            removed += u32::from(self.undefine(index, &policy)?);
+        }
+        Ok(removed)
+    }
+
+    fn seal_planned(
         &mut self,
         epoch: u64,
         update: &UpdateKey,
+        plan: &SealPlan,
     ) -> Result<(SealBlob, Zeroizing<[u8; 32]>), TpmError> {
         let values = self.device.pcr_read(&SEAL_PCRS)?;
         let approved = pcr_policy(&values);
@@ -350,7 +431,7 @@ impl SealTpm for ApplianceDevice {
             epoch,
         };
         let (first, second) = (self.half()?, self.half()?);
-        let indices = self.free_nv_indices()?;
+        let indices = (plan.nv_index, plan.counter_index);
         let (opened, name, counter) = self.make(indices, (&first, &second), opened, &policy)?;
         let mode = if values.iter().all(|value| *value == [0; 32]) {
             SealMode::Development
