@@ -7,9 +7,15 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use gateway::appliance::Appliance;
+use gateway::config::Config;
+use gateway_core::identity::UnixMillis;
+use gateway_core::reason::Reason;
+use gateway_core::record::{Record, RefusalSummary};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use crate::report::Report;
 use crate::run::{attempt, output};
@@ -75,6 +81,10 @@ fn steps(report: &Report, site: &mut Site) -> Result<()> {
     report.check(
         "only the owner's update key adopts an older copy, and it is written down",
         adopted(&old, site),
+    );
+    report.check(
+        "[ledger] keep_days removes old segments for a signed base; the front cannot be cut without one",
+        retention(site),
     );
     Ok(())
 }
@@ -184,43 +194,122 @@ fn attack_43_yesterday_s_copy_of_the_state(old: &Path, site: &mut Site) -> Resul
     refused(site, 5, &["ledger.rolled_back", "adopt"])
 }
 
-/// Cut, with one record changed, and with one record taken out.
+/// Cut behind a whole commit, and by a fault or somebody who repairs the frames: edited, thinned,
+/// in another order, doubled. The offline check names segment, sequence, expected and found; so does
+/// the daemon, which also knows what was cut.
 fn attack_44_a_ledger_cut_edited_or_thinned(new: &Path, site: &mut Site) -> Result<()> {
     replace(new, site)?;
-    cut(site)?;
-    // The first record of the segment.
-    let first = |lines: &[Vec<u8>]| {
-        lines
-            .iter()
-            .position(|line| at(line, b"\"seq\":").is_some())
-    };
-    for (what, remove) in [("edited", false), ("removed", true)] {
+    let newest = newest_segment(site)?;
+    let good = std::fs::read(&newest)?;
+    let frames = frames(&good)?;
+    ensure!(frames.len() >= 5, "a ledger of {} frames", frames.len());
+    let name = newest.file_name().context("no name")?.to_string_lossy();
+    // Whole commits cut off: nothing in the files says so, the counter and the database do.
+    let last = frames.len() - 1;
+    std::fs::write(&newest, repaired(&frames[..last]))?;
+    site.verify_ledger()
+        .context("a ledger that was cut behind a commit")?;
+    cut_is_refused(site)?;
+    replace(new, site)?;
+    std::fs::write(&newest, &good[..good.len() - good.len() / 4])?;
+    cut_is_refused(site)?;
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 1;
+    let mut thinned = frames.clone();
+    thinned.remove(2);
+    let mut swapped = frames.clone();
+    swapped.swap(2, 3);
+    let mut edited = frames.clone();
+    let time = at(&edited[2], b"\"time\":").context("a record without a time")?;
+    edited[2][time + 7] ^= 1;
+    let mut twice = frames.clone();
+    twice.insert(2, frames[2].clone());
+    for (what, bytes, words) in [
+        ("a bit flipped", flipped, ["damaged frame", "entry"]),
+        (
+            "a record taken out",
+            repaired(&thinned),
+            ["expected entry", "found"],
+        ),
+        (
+            "records swapped",
+            repaired(&swapped),
+            ["expected entry", "found"],
+        ),
+        (
+            "a record twice",
+            repaired(&twice),
+            ["expected entry", "found"],
+        ),
+        ("a record edited", repaired(&edited), ["entry", ""]),
+    ] {
         replace(new, site)?;
-        let newest = newest_segment(site)?;
-        let before = std::fs::read(&newest)?;
-        let mut lines: Vec<Vec<u8>> = before
-            .split_inclusive(|byte| *byte == b'\n')
-            .map(<[u8]>::to_vec)
-            .collect();
-        let record = first(&lines).context("no record in the segment")?;
-        if remove {
-            lines.remove(record);
-        } else {
-            let time = at(&lines[record], b"\"time\":").context("a record without a time")?;
-            lines[record][time + 7] ^= 1;
+        std::fs::write(&newest, bytes)?;
+        let said = match site.verify_ledger() {
+            Ok(said) => bail!("{what}: verified: {said}"),
+            Err(error) => format!("{error:#}"),
+        };
+        for word in [&*name, "restore", words[0], words[1]] {
+            ensure!(said.contains(word), "{what}: no {word:?} in: {said}");
         }
-        std::fs::write(&newest, lines.concat())?;
-        // What was removed may look like a write that a power cut interrupted: only what was acknowledged says
-        // otherwise.
-        let verified = site.verify_ledger();
-        ensure!(remove || verified.is_err(), "{what}: {verified:?}");
-        let (code, log) = site.serve_expecting_end()?;
-        ensure!(code == Some(5), "{what}: expected 5, found {code:?}: {log}");
-        let file = newest.file_name().unwrap_or_default().to_string_lossy();
-        let named = [&*file, "cut or rolled back", "ledger.rolled_back"];
-        ensure!(named.iter().any(|word| log.contains(word)), "{what}: {log}");
+        refused(site, 5, &[&name, "does not verify", words[0], words[1]]).context(what)?;
     }
+    // A segment of its own place, and one that is gone.
+    replace(new, site)?;
+    let number: u64 = name
+        .trim_start_matches("ledger-")
+        .trim_end_matches(".vlg")
+        .parse()?;
+    let next = newest.with_file_name(format!("ledger-{:08}.vlg", number + 1));
+    std::fs::copy(&newest, &next)?;
+    refused(site, 5, &["ledger-", "header of segment"])?;
+    // What is left begins with segment 2.
+    std::fs::remove_file(newest.with_file_name("ledger-00000001.vlg"))?;
+    refused(
+        site,
+        5,
+        &["front of the ledger was cut", "expected segment 1"],
+    )
+}
+
+/// Which of the two says so depends on whether the last anchor is gone too.
+fn cut_is_refused(site: &mut Site) -> Result<()> {
+    let (code, log) = site.serve_expecting_end()?;
+    ensure!(code == Some(5), "expected 5, found {code:?}: {log}");
+    ensure!(
+        log.contains("cut or rolled back") || log.contains("ledger.rolled_back"),
+        "{log}"
+    );
     Ok(())
+}
+
+/// Payloads of the frames of a segment (store/src/frame.rs).
+fn frames(bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut frames = Vec::new();
+    let mut rest = bytes;
+    while let Some((header, body)) = rest.split_first_chunk::<16>() {
+        let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+        let (payload, next) = body
+            .split_at_checked(usize::try_from(len)?)
+            .context("a frame that is cut short")?;
+        frames.push(payload.to_vec());
+        rest = next;
+    }
+    Ok(frames)
+}
+
+/// What somebody writes who knows the format: every check of a frame is right.
+fn repaired(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut out: Vec<u8> = Vec::new();
+    for payload in frames {
+        let len = (payload.len() as u32).to_le_bytes();
+        let place = [&len[..], &(out.len() as u64).to_le_bytes()].concat();
+        out.extend(len);
+        out.extend(&Sha256::digest(&place)[..4]);
+        out.extend(&Sha256::digest(payload)[..8]);
+        out.extend(payload);
+    }
+    out
 }
 
 /// Where a word begins.
@@ -229,28 +318,128 @@ fn at(line: &[u8], word: &[u8]) -> Option<usize> {
 }
 
 fn newest_segment(site: &Site) -> Result<PathBuf> {
-    let folder = site.state_dir().join("ledger");
-    let mut segments: Vec<PathBuf> = std::fs::read_dir(&folder)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
-    segments.sort();
-    segments.pop().context("no segment")
+    segments(site, ".vlg")?.pop().context("no segment")
 }
 
-/// The newest segment, cut behind the record before the last anchor.
-fn cut(site: &mut Site) -> Result<()> {
-    let newest = newest_segment(site)?;
-    let len = std::fs::metadata(&newest)?.len();
-    let file = std::fs::OpenOptions::new().write(true).open(&newest)?;
-    file.set_len(len - len / 4)?;
-    drop(file);
-    let (code, log) = site.serve_expecting_end()?;
-    ensure!(code == Some(5), "expected 5, found {code:?}: {log}");
-    ensure!(
-        log.contains("cut or rolled back") || log.contains("ledger.rolled_back"),
-        "{log}"
-    );
+fn segments(site: &Site, ends: &str) -> Result<Vec<PathBuf>> {
+    let folder = site.state_dir().join("ledger");
+    let mut segments = Vec::new();
+    for entry in std::fs::read_dir(&folder)? {
+        let path = entry?.path();
+        if path.to_string_lossy().ends_with(ends) {
+            segments.push(path);
+        }
+    }
+    segments.sort();
+    Ok(segments)
+}
+
+/// An appliance that is old: `[ledger] keep_days` takes its first segments off, a power cut in between is
+/// made up for, and nobody can cut the front without the base.
+fn retention(site: &mut Site) -> Result<()> {
+    let aside = site.run.dir().join("aside");
+    std::fs::rename(site.state_dir(), &aside)?;
+    let path = site.config();
+    let before = std::fs::read_to_string(&path)?;
+    let rule = "[ledger]\nsegment_max_bytes = 65536\nkeep_days = 30\n";
+    std::fs::write(&path, format!("{before}{rule}"))?;
+    let outcome = site
+        .segment
+        .gw
+        .enter(|| aged(&path))
+        .and_then(|()| pruned(site));
+    site.kill();
+    std::fs::write(&path, before)?;
+    std::fs::remove_dir_all(site.state_dir())?;
+    std::fs::rename(&aside, site.state_dir())?;
+    outcome
+}
+
+const DAY_MS: u64 = 86_400_000;
+
+/// A first start of 400 days ago, and some segments since.
+fn aged(config: &Path) -> Result<()> {
+    let mut appliance = Appliance::open(&Config::load(config)?)?;
+    let now = hw::clock::Clock.now_ms();
+    let days_ago = |days: u64| UnixMillis(now - days * DAY_MS);
+    appliance.begin(days_ago(400))?;
+    for days in [300, 200, 100, 0] {
+        let records = (0..100).map(|count| {
+            Record::RefusalSummary(RefusalSummary {
+                ingress: "i".repeat(800),
+                count,
+                last: Reason::new("ek.unknown", "an enrolled EK", "x", "inventory", "approve"),
+                correlation: "c".to_owned(),
+            })
+        });
+        appliance.commit_anchored(days_ago(days), records.collect())?;
+    }
     Ok(())
+}
+
+fn pruned(site: &mut Site) -> Result<()> {
+    let old = site.run.dir().join("unpruned");
+    let said = ca_of(site).and_then(|ca| verify(site, &ca))?;
+    ensure!(!said.contains("begins at"), "{said}");
+    copy(&site.state_dir().join("ledger"), &old)?;
+    site.serve()?;
+    ensure!(
+        site.log().contains("old ledger segments removed"),
+        "the log does not say what was removed"
+    );
+    site.kill();
+    let ca = ca_of(site)?;
+    let said = verify(site, &ca)?;
+    for word in ["begins at entry", ".base vouches for it"] {
+        ensure!(said.contains(word), "no {word:?} in: {said}");
+    }
+    let last = last_records(site, 400)?;
+    ensure!(
+        last.iter().any(|record| record["kind"] == "pruned"),
+        "the removal is not on record"
+    );
+    ensure!(
+        last.iter().any(|record| record["kind"] == "genesis"),
+        "no genesis"
+    );
+    // The power went before the last old segment was removed.
+    let kept = segments(site, ".vlg")?;
+    let first = kept.first().context("no segment")?;
+    let before: Vec<PathBuf> = std::fs::read_dir(&old)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    let mut gone: Vec<&PathBuf> = before
+        .iter()
+        .filter(|path| path.file_name() < first.file_name())
+        .collect();
+    gone.sort();
+    let last = gone.last().context("nothing was removed")?;
+    let back = first.with_file_name(last.file_name().context("no name")?);
+    std::fs::copy(last, &back)?;
+    verify(site, &ca)?;
+    site.serve()?;
+    site.kill();
+    ensure!(!back.exists(), "{} is still there", back.display());
+    // Without the base the front is cut off.
+    for base in segments(site, ".base")? {
+        std::fs::remove_file(base)?;
+    }
+    refused(site, 5, &["front of the ledger was cut"])
+}
+
+/// The infra CA certificate of the state folder as it is.
+fn ca_of(site: &Site) -> Result<PathBuf> {
+    let folder = site.run.dir().join("aged-ca");
+    let _ = std::fs::remove_dir_all(&folder);
+    let mut export = site.local(&["ca", "export", "--out"]);
+    output(export.arg(&folder), LIMIT)?;
+    Ok(folder.join("infra-ca.pem"))
+}
+
+fn verify(site: &Site, ca: &Path) -> Result<String> {
+    let mut verify = Command::new(&site.desk.program);
+    verify.args(["ledger", "verify"]).arg(site.state_dir());
+    output(verify.arg("--ca").arg(ca), LIMIT)
 }
 
 fn other_box(site: &mut Site) -> Result<()> {
