@@ -38,7 +38,10 @@ pub(crate) fn apply(
     {
         Ok(Some(cut)) => cut,
         Ok(None) => return Ok(()),
-        Err(error) => return Ok(stays(&error)),
+        Err(error) => {
+            stays(&error);
+            return Ok(());
+        }
     };
     let Some(pruned) = write_base(appliance, cut, keep_days, declared, now)? else {
         return Ok(());
