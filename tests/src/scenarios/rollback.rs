@@ -431,8 +431,8 @@ fn pruned(site: &mut Site) -> Result<()> {
 fn ca_of(site: &Site) -> Result<PathBuf> {
     let folder = site.run.dir().join("aged-ca");
     let _ = std::fs::remove_dir_all(&folder);
-    let mut export = site.local(&["ca", "export", "--out"]);
-    output(export.arg(&folder), LIMIT)?;
+    let mut export = site.local(&["ca", "export"]);
+    output(export.arg("--out").arg(&folder), LIMIT)?;
     Ok(folder.join("infra-ca.pem"))
 }
 
