@@ -5,6 +5,7 @@
 //! used: that is found out by whoever opens them. There is no global config; each part of the
 //! daemon receives its own section. Relative paths are resolved against the file's folder.
 
+mod gate;
 mod provisioning;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,6 +19,8 @@ use gateway_core::policy::PRESETS;
 pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
 use netstack::Ipv6Prefix;
+
+pub use gate::{Gate, GateBackend};
 
 use crate::shell::tftp;
 
@@ -55,6 +58,8 @@ pub struct Config {
     pub ledger: LedgerLimits,
     /// DevID keys of the nodes.
     pub devid: DevId,
+    /// The way to the uplink.
+    pub gate: Gate,
     /// The daemon's own log.
     pub log: Log,
 }
@@ -465,6 +470,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         })
     });
     let devid = in_section(root, "devid", read_devid);
+    let gate = in_section(root, "gate", |s| gate::read_gate(s, base));
     let log = in_section(root, "log", read_log);
     root.close();
     let config = Config {
@@ -477,9 +483,11 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         policy: policy?,
         ledger: ledger?,
         devid: devid?,
+        gate: gate?,
         log: log?,
     };
     check_sides(&root.section("management"), &config);
+    gate::check_gate(&root.section("gate"), &config);
     Some(config)
 }
 

@@ -392,6 +392,7 @@ impl Driver {
                 effect @ (Effect::Dhcp6 { .. }
                 | Effect::ArpProbe { .. }
                 | Effect::DhcpProbe { .. }
+                | Effect::Gate(_)
                 | Effect::Work(_)
                 | Effect::Issue(_)
                 | Effect::Wire { .. }

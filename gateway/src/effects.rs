@@ -15,6 +15,7 @@ use gateway_core::walk::Step;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::driver::Done;
+use crate::gate::GateDoor;
 use crate::issue::Issuer;
 use crate::metrics::REFUSED;
 use crate::shell::dhcp::DhcpSender;
@@ -46,6 +47,7 @@ pub(crate) struct Performer {
     dhcp: DhcpSender,
     dhcp6: Option<Dhcp6Sender>,
     segment: SegmentSender,
+    gate: GateDoor,
     issuer: Arc<Issuer>,
     ledger: store::LedgerReader,
     metrics: Arc<crate::metrics::Metrics>,
@@ -58,6 +60,7 @@ impl Performer {
         dhcp: DhcpSender,
         dhcp6: Option<Dhcp6Sender>,
         segment: SegmentSender,
+        gate: GateDoor,
         issuer: Arc<Issuer>,
         ledger: store::LedgerReader,
         metrics: Arc<crate::metrics::Metrics>,
@@ -66,6 +69,7 @@ impl Performer {
             dhcp,
             dhcp6,
             segment,
+            gate,
             issuer,
             ledger,
             metrics,
@@ -106,6 +110,7 @@ impl Performer {
                 }
                 Effect::ArpProbe { addr } => self.segment.arp_probe(addr),
                 Effect::DhcpProbe { mac, payload } => self.segment.dhcp_probe(mac, &payload),
+                Effect::Gate(changes) => self.gate.change(changes),
                 Effect::Work(work) => self.work(work, done.clone()),
                 Effect::Issue(request) => self.issue(request, done.clone()),
                 Effect::Wire { conn, reply } => {

@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod driver;
 mod effects;
+pub mod gate;
 pub mod handle;
 pub mod images;
 pub mod inspect;

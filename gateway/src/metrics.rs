@@ -114,6 +114,13 @@ pub const LLDP_NEIGHBOURS: Family = Family {
     help: "LLDP neighbours that came, changed or went, and links that fell silent.",
 };
 
+/// Changes of the gate, per outcome.
+pub const GATE: Family = Family {
+    name: "vestibule_gate_changes_total",
+    label: "outcome",
+    help: "Elements of the gate opened and closed, changes that failed, differences put right.",
+};
+
 /// All counters. Shared by reference; never global.
 #[derive(Debug, Default)]
 pub struct Metrics {

@@ -31,6 +31,7 @@ use crate::ca::{Ca, CaError, Leaf, LeafKind};
 use crate::config::{Config, DevIdAuth, DevIdKind, DhcpMode};
 use crate::driver::{Driver, DriverError, Forward, Late};
 use crate::effects::Performer;
+use crate::gate::GateDoor;
 use crate::handle::Handle;
 use crate::images::{ImageError, ImageStore, Images};
 use crate::inventory::{Declared, DeclaredError, unmatched};
@@ -104,6 +105,9 @@ pub enum ServeError {
         #[source]
         source: std::io::Error,
     },
+    /// The gate is not in place.
+    #[error("the gate is not in place, so nobody is served")]
+    Gate(#[from] hw::gate::GateError),
     /// The driver stopped.
     #[error("the gateway stopped")]
     Driver(#[from] DriverError),
@@ -172,6 +176,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     }
 
     let gateway = Gateway::new(setup(&config, declared, &appliance, catalog)?);
+    let gate = gate_in_place(&config, &gateway, &metrics).await?;
     let signer = appliance.ca.receipt_signer()?;
     let issuer = Arc::new(Issuer::new(appliance.device, signer));
     let probe_wait = Duration::from_millis(config.provisioning.conflict_probe_ms.into());
@@ -179,6 +184,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         dhcp.sender(Arc::clone(&metrics)),
         v6.as_ref().map(|v6| v6.sender(Arc::clone(&metrics))),
         segment.sender(dhcp.raw(), probe_wait, Arc::clone(&metrics)),
+        gate.clone(),
         issuer,
         appliance.store.ledger(),
         Arc::clone(&metrics),
@@ -202,6 +208,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let mut tasks = JoinSet::new();
     listeners.spawn(
         &mut tasks,
+        gate,
         &certificates,
         &handle,
         &images,
@@ -279,6 +286,20 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         }
     }
     outcome
+}
+
+/// Before anybody is answered: the rules that drop, and of the set exactly what the ledger says.
+async fn gate_in_place(
+    config: &Config,
+    gateway: &Gateway,
+    metrics: &Arc<Metrics>,
+) -> Result<GateDoor, ServeError> {
+    let now = UnixMillis(Clock.now_ms());
+    let (open, shut) = (gateway.gate_open(now), gateway.gate_shut(now));
+    let (config, metrics) = (config.clone(), Arc::clone(metrics));
+    let start = move || GateDoor::start(&config, &open, &shut, metrics);
+    let started = tokio::task::spawn_blocking(start).await;
+    Ok(started.map_err(|_| ServeError::Task("gate"))??)
 }
 
 /// Renews the certificates of the listeners while they serve: the record first, then the exchange.
@@ -426,6 +447,7 @@ impl Listeners {
     fn spawn(
         self,
         tasks: &mut JoinSet<Result<&'static str, ServeError>>,
+        gate: GateDoor,
         certificates: &Certificates,
         handle: &Handle,
         images: &ImageStore,
@@ -485,6 +507,7 @@ impl Listeners {
             metrics: metrics.clone(),
             hosts: Arc::new(self.hosts),
             neighbours: self.neighbours.clone(),
+            gate: gate.clone(),
         };
         let token = cancel.clone();
         tasks.spawn(async move {
@@ -496,6 +519,7 @@ impl Listeners {
             metrics: metrics.clone(),
             ready: ready.clone(),
             neighbours: self.neighbours,
+            gate,
         };
         let token = cancel.clone();
         tasks.spawn(async move {
@@ -598,6 +622,7 @@ fn setup(
         leases: recovered.leases.clone(),
         leases6: recovered.leases6.clone(),
         marks: recovered.marks.clone(),
+        gate: config.gate.settings(),
         now,
     })
 }

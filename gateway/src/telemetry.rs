@@ -233,6 +233,14 @@ pub fn recorded(seq: u64, record: &Record) {
             seq,
             "old ledger segments removed"
         ),
+        Record::Gate(gate) => tracing::info!(
+            machine_id = gate.machine.0,
+            change = ?gate.change,
+            cause = gate.cause.name(),
+            elements = gate.elements,
+            seq,
+            "gate"
+        ),
         // Acts are logged by the admin endpoint with the role; refusals by `decided`.
         Record::Genesis(_) | Record::Operator(_) | Record::RefusalSummary(_) => {}
     }

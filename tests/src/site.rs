@@ -70,6 +70,8 @@ pub struct Options {
     pub rogue_probe_secs: u32,
     /// Whether the folder of EK roots has the CA of the machines' TPMs.
     pub ek_roots: bool,
+    /// The `[gate]` of the configuration; empty for none.
+    pub gate: String,
 }
 
 impl Default for Options {
@@ -91,6 +93,7 @@ impl Default for Options {
             conflict_probe_ms: 40,
             rogue_probe_secs: 600,
             ek_roots: true,
+            gate: String::new(),
         }
     }
 }
@@ -556,7 +559,7 @@ auth = "{auth}"
 [log]
 format = "json"
 filter = "{filter}"
-"#,
+{gate}"#,
         prefix = options.prefix,
         lease_secs = options.lease_secs,
         ipv6 = if options.ipv6 {
@@ -572,6 +575,7 @@ filter = "{filter}"
             None => format!("preset = \"{}\"", options.preset),
         },
         filter = options.log_filter,
+        gate = options.gate,
         kind = options.devid_kind,
         auth = options.devid_auth,
     )

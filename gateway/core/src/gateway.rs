@@ -19,19 +19,20 @@ use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
 use crate::admission::registry::Machine;
 use crate::admission::{Admission, HelloInput};
-use crate::appraisal::{RelayWord, TimeTrust};
+use crate::appraisal::{EkDirectory as _, RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};
+use crate::gate::{self, Gate};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::lease6;
 use crate::limits;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Seen};
 use crate::reason::Reason;
 use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
 use crate::retention;
 use crate::view::{
     DhcpView, EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ForeignServerView, ImageView,
-    MachineView, StatusView, TimelineEntry,
+    MachineGateView, MachineView, StatusView, TimelineEntry,
 };
 use crate::walk::Step;
 
@@ -61,6 +62,8 @@ pub struct Setup {
     pub leases6: Vec<Lease6Record>,
     /// Walk marks of the journal.
     pub marks: Vec<Mark>,
+    /// The gate, where the appliance has one.
+    pub gate: Option<gate::Settings>,
     /// The time.
     pub now: UnixMillis,
 }
@@ -173,6 +176,7 @@ pub struct Gateway {
     dhcp_refusals: BTreeMap<&'static str, (UnixMillis, u32)>,
     admission: Admission,
     boot: BootSettings,
+    gate: Option<Gate>,
     out: Outbox,
 }
 
@@ -226,8 +230,17 @@ impl Gateway {
         if let Some(server) = &mut dhcp6 {
             server.restore(leases6.iter().filter_map(lease6::from_record));
         }
+        let gate = setup.gate.map(|settings| {
+            let mut gate = Gate::new(settings);
+            ledger.iter().for_each(|(_, _, record)| gate.replay(record));
+            gate
+        });
         let admission = Admission::new(registry, inventory, rules, seal.clone());
-        Self {
+        let mut out = Outbox::new(next_seq, counter);
+        if gate.is_some() {
+            out.watch();
+        }
+        let mut gateway = Self {
             appliance,
             seal,
             dhcp,
@@ -237,12 +250,20 @@ impl Gateway {
             dhcp_refusals: BTreeMap::new(),
             admission,
             boot,
-            out: Outbox::new(next_seq, counter),
-        }
+            gate,
+            out,
+        };
+        gateway.settle_gate(now);
+        gateway
     }
 
     /// Takes one input.
     pub fn handle(&mut self, now: UnixMillis, input: Input) {
+        self.take(now, input);
+        self.settle_gate(now);
+    }
+
+    fn take(&mut self, now: UnixMillis, input: Input) {
         let out = &mut self.out;
         match input {
             Input::Datagram { bytes, ingress } => {
@@ -332,7 +353,8 @@ impl Gateway {
         let dhcp6 = self.dhcp6.as_ref().and_then(dhcp6::Server::poll_timeout);
         let watch = self.watch.as_ref().and_then(dhcp::Watch::poll_timeout);
         let (dhcp6, watch) = (dhcp6.map(UnixMillis), watch.map(UnixMillis));
-        [dhcp, dhcp6, watch, self.admission.poll_timeout()]
+        let gate = self.gate.as_ref().and_then(Gate::poll_timeout);
+        [dhcp, dhcp6, watch, gate, self.admission.poll_timeout()]
             .into_iter()
             .flatten()
             .min()
@@ -360,6 +382,71 @@ impl Gateway {
             }
         }
         self.admission.handle_timeout(now, &mut self.out);
+        self.settle_gate(now);
+    }
+
+    /// Step by step: what happened, what follows for the gate, the records, then the changes.
+    fn settle_gate(&mut self, now: UnixMillis) {
+        let Some(gate) = &mut self.gate else { return };
+        let world = GateWorld {
+            registry: self.admission.registry(),
+            dhcp: &self.dhcp,
+        };
+        for seen in self.out.take_seen() {
+            match seen {
+                Seen::Admitted(machine, mac) => {
+                    let own = world.owns(&machine, mac);
+                    if let Err(reason) = &own
+                        && gate.by() == gate::By::Address
+                    {
+                        self.out.refused(machine.to_string(), vec![reason.clone()]);
+                    }
+                    gate.admitted(now, &machine, own.ok().map(|()| mac));
+                }
+                Seen::Refused(machine) => gate.refused(&machine),
+                Seen::Acted(machine) | Seen::Issued(machine) => gate.touched(&machine),
+                Seen::Lease(addr, mac) => gate.lease(addr, mac),
+            }
+        }
+        let settled = gate.settle(now, &world);
+        for machine in settled.full {
+            self.out.refused(machine.to_string(), vec![gate_full()]);
+        }
+        for change in settled.records {
+            let record = Record::Gate(change);
+            let seq = self.out.record(now, record.clone());
+            self.admission.registry_mut().apply(seq, now, &record);
+        }
+        if !settled.changes.is_empty() {
+            self.out.push(Effect::Gate(settled.changes));
+        }
+    }
+
+    /// What the gate has to have open now, for a start. The same changes are among the first effects;
+    /// making them again changes nothing.
+    pub fn gate_open(&self, now: UnixMillis) -> Vec<gate::Change> {
+        self.gate.iter().flat_map(|gate| gate.open(now)).collect()
+    }
+
+    /// Switch ports of machines that are not open: a backend that cannot list has to be told.
+    pub fn gate_shut(&self, now: UnixMillis) -> Vec<gate::Element> {
+        let by_port = self.gate.as_ref().filter(|g| g.by() == gate::By::Port);
+        let open: Vec<gate::Change> = by_port.map_or_else(Vec::new, |gate| gate.open(now));
+        let is_open = |id: &MachineId| {
+            open.iter()
+                .any(|c| matches!(c, gate::Change::Open { machine, .. } if machine == id))
+        };
+        let machines = by_port
+            .iter()
+            .flat_map(|_| self.admission.registry().iter());
+        machines
+            .filter(|machine| !is_open(&machine.id))
+            .filter_map(|machine| {
+                let port = machine.binding.as_ref()?.port.clone()?;
+                let machine = machine.id.clone();
+                Some(gate::Element::Port { machine, port })
+            })
+            .collect()
     }
 
     /// What the watch over the segment found.
@@ -629,7 +716,9 @@ impl Gateway {
         caller: &Caller,
         command: Command,
     ) -> Result<(), Reason> {
-        self.admission.command(now, caller, command, &mut self.out)
+        let done = self.admission.command(now, caller, command, &mut self.out);
+        self.settle_gate(now);
+        done
     }
 
     /// An owner imports CA certificates for EK chains; `time` is how far the clock is trusted now.
@@ -680,7 +769,8 @@ impl Gateway {
 
     /// All machines, claims included.
     pub fn machines(&self) -> Vec<MachineView> {
-        self.admission.registry().iter().map(Self::view).collect()
+        let machines = self.admission.registry().iter();
+        machines.map(|machine| self.view(machine)).collect()
     }
 
     /// One machine's timeline, oldest first.
@@ -751,13 +841,24 @@ impl Gateway {
         }
     }
 
-    fn view(machine: &Machine) -> MachineView {
+    fn view(&self, machine: &Machine) -> MachineView {
         let boot = match standing(Some(machine)) {
             Standing::Attest => "provision".to_owned(),
             Standing::Installed => "local disk".to_owned(),
             Standing::Held { reason } => format!("hold: {reason}"),
         };
-        machine.view(boot)
+        let gate = self.gate.as_ref();
+        let gate = gate.map(|gate| match gate.view(&machine.id) {
+            Some((until, open)) => MachineGateView {
+                until: Some(until),
+                open: open.iter().map(ToString::to_string).collect(),
+            },
+            None => MachineGateView::default(),
+        });
+        MachineView {
+            gate,
+            ..machine.view(boot)
+        }
     }
 
     /// Leases in force, of both families.
@@ -791,6 +892,67 @@ impl Gateway {
         };
         mac.map(|mac| MacAddr(mac.0))
     }
+}
+
+/// What the gate looks up.
+struct GateWorld<'a> {
+    registry: &'a Registry,
+    dhcp: &'a dhcp::Server,
+}
+
+impl GateWorld<'_> {
+    /// Whether the machine attested by a hardware address that its own evidence names, and that is
+    /// no other admitted machine's: what it only says is its own must not open for a neighbour.
+    fn owns(&self, id: &MachineId, mac: MacAddr) -> Result<(), Reason> {
+        let named = self.registry.get(id).is_some_and(|m| m.macs.contains(&mac));
+        let owner = self.registry.directory().mac_owner(mac);
+        if named && owner.is_none_or(|owner| owner == *id) {
+            return Ok(());
+        }
+        Err(Reason::new(
+            "gate.address",
+            "an attestation from a leased address of one of the machine's own interfaces",
+            format!("machine {id} by {mac}"),
+            "docs/PROTOCOL.md section 6",
+            "the gate stays closed for it; a relay that hides hardware addresses needs backend = \"hook\"",
+        ))
+    }
+}
+
+impl gate::World for GateWorld<'_> {
+    fn standing(&self, id: &MachineId) -> gate::Standing {
+        let Some(machine) = self.registry.get(id) else {
+            return gate::Standing::default();
+        };
+        let binding = machine.binding.as_ref();
+        gate::Standing {
+            may_pass: machine.state.may_pass() && binding.is_some(),
+            class: binding.map_or_else(String::new, |b| b.class.clone()),
+            port: binding.and_then(|b| b.port.clone()),
+            not_after: machine.state.ldevid_not_after(),
+        }
+    }
+
+    fn leased(&self, mac: MacAddr) -> Vec<gate::Leased> {
+        let own = netstack::MacAddr(mac.0);
+        let leases = self.dhcp.leases();
+        let leases = leases.filter(|l| l.mac == own && l.state == dhcp::LeaseState::Bound);
+        let leased = |lease: &dhcp::Lease| gate::Leased {
+            addr: lease.addr,
+            ends: UnixMillis(lease.expires_ms),
+        };
+        leases.map(leased).collect()
+    }
+}
+
+fn gate_full() -> Reason {
+    Reason::new(
+        "gate.full",
+        format!("at most {} elements", limits::GATE_ELEMENTS_MAX),
+        "one machine more",
+        "gateway/core/src/limits.rs",
+        "use wider destinations in [[gate.open]]: a network instead of hosts, a range instead of ports",
+    )
 }
 
 /// What the DHCP core asks when it needs to know what a machine boots.

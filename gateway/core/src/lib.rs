@@ -11,6 +11,7 @@ pub mod anchor;
 pub mod appraisal;
 pub mod bootfile;
 pub mod catalog;
+pub mod gate;
 pub mod gateway;
 pub mod identity;
 pub mod inventory;

@@ -91,5 +91,13 @@ pub const EK_UNMATCHED_MAX: usize = 1_024;
 /// Machines judged again in one turn of the loop when a CA arrives.
 pub const EK_JUDGED_PER_TURN: usize = 2;
 
+/// Addresses of one machine that are open at once: firmware, iPXE and its system may each have a lease
+/// of their own (RFC 2131 section 4.2).
+pub const GATE_ADDRESSES_MAX: usize = 4;
+
+/// Elements of the gate in total: a thousand machines with four destinations each, times four. Some 0.2 ms
+/// of the kernel's time for each when all are set anew.
+pub const GATE_ELEMENTS_MAX: usize = 16_384;
+
 /// Addresses of an issuer's certificate that are written down of one EK certificate.
 pub const EK_URLS_MAX: usize = 3;

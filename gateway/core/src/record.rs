@@ -34,6 +34,8 @@ pub enum Record {
     Policy(PolicyInForce),
     /// The oldest segments of the ledger are removed; a signed base stands for them.
     Pruned(Pruned),
+    /// The gate to the uplink opened or closed for a machine.
+    Gate(GateChange),
 }
 
 /// Longest policy whose text is kept with its digest, in bytes: far above what a person writes, and far
@@ -67,6 +69,65 @@ pub struct Pruned {
     pub base_sha256: String,
     /// The rule: entries younger than this many days are kept.
     pub keep_days: u32,
+}
+
+/// The way out of one machine: granted by an admission, or taken back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateChange {
+    /// The machine.
+    pub machine: MachineId,
+    /// Which of both.
+    pub change: GateAct,
+    /// Why.
+    pub cause: GateCause,
+    /// The hardware address that it attested by, where the gate goes by addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddr>,
+    /// End of the grant; none when it is taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<UnixMillis>,
+    /// How many elements that opened or closed. Leases change it later without a record.
+    pub elements: u64,
+}
+
+/// What became of a grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateAct {
+    /// Granted, or granted anew.
+    Opened,
+    /// Taken back.
+    Closed,
+}
+
+/// Why it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateCause {
+    /// The machine was admitted.
+    Admitted,
+    /// It was admitted from a hardware address that is not known to be its own.
+    Moved,
+    /// It proved its keys and was refused.
+    Refused,
+    /// Its state does not pass any more: cordoned, withdrawn, retired, replaced.
+    State,
+    /// Its time or its LDevID's ran out.
+    Expired,
+}
+
+impl GateCause {
+    /// As in the ledger.
+    pub fn name(self) -> &'static str {
+        match self {
+            GateCause::Admitted => "admitted",
+            GateCause::Moved => "moved",
+            GateCause::Refused => "refused",
+            GateCause::State => "state",
+            GateCause::Expired => "expired",
+        }
+    }
 }
 
 /// A value of the counter.
@@ -230,6 +291,27 @@ pub enum Act {
         /// Why, in the owner's words.
         why: String,
     },
+}
+
+impl Act {
+    /// The machine that it is about, if it is about one.
+    pub fn machine(&self) -> Option<&MachineId> {
+        match self {
+            Act::Approve { machine, .. }
+            | Act::Cordon { machine }
+            | Act::Uncordon { machine }
+            | Act::MarkInstalled { machine }
+            | Act::Withdraw { machine, .. }
+            | Act::Retire { machine } => Some(machine),
+            Act::ClaimAppliance
+            | Act::AdoptLedger { .. }
+            | Act::ImageAdd { .. }
+            | Act::ImageFloor { .. }
+            | Act::ImageWithdraw { .. }
+            | Act::EkCaImport { .. }
+            | Act::EkCaRemove { .. } => None,
+        }
+    }
 }
 
 /// The EK certificates of a machine that proved possession of its keys, and what their chains are.

@@ -42,6 +42,18 @@ pub struct MachineView {
     pub last_seq: Option<u64>,
     /// For a pending machine: what an owner compares, hex.
     pub report_sha256: Option<String>,
+    /// Its way out, where the appliance has a gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<MachineGateView>,
+}
+
+/// The gate, for one machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineGateView {
+    /// End of its grant; none when it has none.
+    pub until: Option<UnixMillis>,
+    /// What is open: addresses, destination, ports; or the switch port.
+    pub open: Vec<String>,
 }
 
 /// One EK certificate of a machine.

@@ -92,6 +92,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::Anchor(_) => "anchor",
             Record::Policy(_) => "policy",
             Record::Pruned(_) => "pruned",
+            Record::Gate(_) => "gate",
         })
         .collect();
     assert_eq!(kinds, ["claim", "operator", "verdict", "certificate"]);

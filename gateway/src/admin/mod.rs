@@ -20,6 +20,7 @@ use rustls_pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Management;
+use crate::gate::GateDoor;
 use crate::handle::{Caller, Handle, Role};
 use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
 use crate::neighbours::Neighbours;
@@ -37,6 +38,8 @@ pub(crate) enum Operation {
     MachinePage,
     Status,
     Neighbours,
+    Gate,
+    GateReconcile,
     Machines,
     Machine,
     Timeline,
@@ -80,7 +83,7 @@ const fn row(method: Method, path: &'static str, role: Role, operation: Operatio
 }
 
 /// The whole API.
-pub(crate) static ROUTES: [Route; 24] = {
+pub(crate) static ROUTES: [Route; 26] = {
     use Operation as Op;
     use Role::{Operator, Owner, Viewer};
     [
@@ -89,6 +92,13 @@ pub(crate) static ROUTES: [Route; 24] = {
         row(Method::GET, "/machines/{}", Viewer, Op::MachinePage),
         row(Method::GET, "/v1/status", Viewer, Op::Status),
         row(Method::GET, "/v1/neighbours", Viewer, Op::Neighbours),
+        row(Method::GET, "/v1/gate", Viewer, Op::Gate),
+        row(
+            Method::POST,
+            "/v1/gate/reconcile",
+            Operator,
+            Op::GateReconcile,
+        ),
         row(Method::GET, "/v1/machines", Viewer, Op::Machines),
         row(Method::GET, "/v1/machines/{}", Viewer, Op::Machine),
         row(
@@ -147,6 +157,8 @@ pub struct AdminService {
     pub hosts: Arc<Vec<String>>,
     /// LLDP neighbours.
     pub neighbours: Neighbours,
+    /// The gate.
+    pub gate: GateDoor,
 }
 
 /// The `Host` values of an admin endpoint, with and without its port; lower case.

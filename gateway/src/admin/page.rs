@@ -217,6 +217,7 @@ pub(super) fn machine(machine: &MachineView, timeline: &[TimelineEntry]) -> Stri
             "LDevID until",
             machine.ldevid_not_after.map(clock).unwrap_or_default(),
         ),
+        ("gate", gate_text(machine)),
         ("report", machine.report_sha256.clone().unwrap_or_default()),
     ] {
         if !value.is_empty() {
@@ -250,6 +251,17 @@ pub(super) fn machine(machine: &MachineView, timeline: &[TimelineEntry]) -> Stri
     }
     html.raw("</table>");
     html.done()
+}
+
+/// Nothing where the appliance has no gate.
+fn gate_text(machine: &MachineView) -> String {
+    let Some(gate) = &machine.gate else {
+        return String::new();
+    };
+    match gate.until {
+        None => "closed".to_owned(),
+        Some(until) => format!("until {}: {}", clock(until), gate.open.join("; ")),
+    }
 }
 
 /// UTC with milliseconds, as in the log.

@@ -64,6 +64,11 @@ pub(super) async fn perform(
             let list = service.neighbours.list(UnixMillis(Clock.now_ms()));
             return Ok(http::json(StatusCode::OK, &list));
         }
+        Operation::Gate => {
+            let view = service.gate.list().await.ok_or_else(no_gate)?;
+            return Ok(http::json(StatusCode::OK, &view));
+        }
+        Operation::GateReconcile => return reconcile(service, caller, request).await,
         Operation::Machines => {
             let machines = handle.machines().await.map_err(busy)?;
             return Ok(http::json(StatusCode::OK, &MachineList { machines }));
@@ -155,6 +160,48 @@ async fn act(
         Ok(()) => Ok(http::json(StatusCode::OK, &Done { done: true })),
         Err(reason) => Err(Refusal::new(status_of(&reason), reason)),
     }
+}
+
+/// The gate is compared with its set and put right. Nothing is opened or closed by it that the ledger
+/// does not say, so it is no act for the ledger.
+async fn reconcile(
+    service: &AdminService,
+    caller: &Caller,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    if !hyper::body::Body::is_end_stream(request.body()) {
+        read::<NoFields>(request).await?;
+    }
+    let view = service.gate.reconcile().await.ok_or_else(no_gate)?;
+    let outcome = if view.problem.is_none() {
+        "done"
+    } else {
+        "failed"
+    };
+    service
+        .metrics
+        .count(ADMIN_ACTS, format!("gate_reconcile/{outcome}"));
+    tracing::info!(
+        by = %telemetry::redact(&caller.cn),
+        role = caller.role.as_str(),
+        act = "gate_reconcile",
+        outcome,
+        "administrator"
+    );
+    Ok(http::json(StatusCode::OK, &view))
+}
+
+fn no_gate() -> Refusal {
+    Refusal::new(
+        StatusCode::CONFLICT,
+        Reason::new(
+            "gate.none",
+            "an appliance with a gate",
+            "backend = \"none\", or a daemon that stops",
+            "docs/OPERATIONS.md, the gate",
+            "configure [gate] and start the daemon again",
+        ),
+    )
 }
 
 /// CA certificates for EK chains. What became of each is in the answer; only a request that is wrong

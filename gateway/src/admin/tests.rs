@@ -49,6 +49,7 @@ fn view(id: &str, state: &str) -> MachineView {
         ldevid_not_after: None,
         last_seq: None,
         report_sha256: Some("ab".repeat(32)),
+        gate: None,
     }
 }
 
@@ -203,6 +204,7 @@ async fn site() -> Site {
         metrics: metrics.clone(),
         hosts: Arc::new(hosts(&management, address.port())),
         neighbours: Neighbours::of_test(),
+        gate: crate::gate::GateDoor::default(),
     };
     let cancel = CancellationToken::new();
     tokio::spawn(run(listener, config, service, cancel.clone()));

@@ -237,6 +237,7 @@ impl From<ServeError> for Failure {
             ServeError::Image(error) => error.into(),
             ServeError::Bind(error) => error.into(),
             ServeError::Dhcp(_) => Self::new(Exit::Usage, &error),
+            ServeError::Gate(_) => Self::new(Exit::Privilege, &error),
             ServeError::DhcpSocket(DhcpError::Bind { ref source, .. })
             | ServeError::Dhcp6Socket(Dhcp6Error::Bind { ref source, .. })
             | ServeError::Tftp { ref source, .. } => Self::new(exit_of_io(source), &error),

@@ -8,6 +8,7 @@ mod appliance;
 mod client;
 mod desk_policy;
 mod ek_ca;
+mod gate;
 mod inspect;
 mod ledger;
 mod local;
@@ -226,10 +227,22 @@ pub enum Command {
     Status(Desk),
     /// What LLDP says of the appliance's own cables.
     Neighbours(Desk),
+    /// The gate to the uplink.
+    #[command(subcommand)]
+    Gate(GateCommand),
     /// Look into a capture file (pcap, pcapng), one JSON object for each frame; an event log, an
     /// attestation or certificates, one object.
     #[command(subcommand)]
     Inspect(InspectCommand),
+}
+
+/// `vestibule gate`
+#[derive(Debug, Subcommand)]
+pub enum GateCommand {
+    /// What is open for whom, and whether the backend has it.
+    List(Desk),
+    /// Compare the backend with what the ledger says now, and put it right.
+    Reconcile(Desk),
 }
 
 /// `vestibule inspect`
@@ -673,6 +686,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Image(command) => machine::image(&out, command),
         Command::Status(desk) => machine::status(&out, &desk),
         Command::Neighbours(desk) => neighbours::run(&out, &desk),
+        Command::Gate(command) => gate::run(&out, &command),
         Command::Inspect(command) => inspect::run(&command),
         Command::Policy(PolicyCommand::WhatIf(desk)) => policy::what_if(&out, &desk),
         Command::Policy(PolicyCommand::Test {

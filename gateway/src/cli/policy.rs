@@ -96,6 +96,7 @@ impl Evidence {
             | Record::RefusalSummary(_)
             | Record::Certificate(_)
             | Record::Anchor(_)
+            | Record::Gate(_)
             | Record::Policy(_)
             | Record::Pruned(_) => return,
             Record::EkCertificates(record) => {

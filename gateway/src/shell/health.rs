@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode, header};
 use tokio_util::sync::CancellationToken;
 
+use crate::gate::GateDoor;
 use crate::handle::Handle;
 use crate::metrics::{self, Metrics};
 use crate::neighbours::{LldpInterface, Neighbours};
@@ -33,6 +34,8 @@ pub struct HealthService {
     pub ready: Arc<AtomicBool>,
     /// LLDP neighbours.
     pub neighbours: Neighbours,
+    /// The gate.
+    pub gate: GateDoor,
 }
 
 /// Serves until `cancel`.
@@ -81,6 +84,7 @@ impl HealthService {
                 let mut out = self.metrics.render();
                 self.gauges(&mut out).await;
                 self.lldp(&mut out);
+                self.gate(&mut out);
                 http::response(
                     StatusCode::OK,
                     "text/plain; version=0.0.4; charset=utf-8",
@@ -116,6 +120,25 @@ impl HealthService {
         let help =
             "1 when an interface is silent or cannot be used; vestibule neighbours says why.";
         gauge(out, name, help, |i| u64::from(i.problem.is_some()));
+    }
+
+    /// Nothing where there is no gate.
+    fn gate(&self, out: &mut String) {
+        if !self.gate.exists() {
+            return;
+        }
+        let name = "vestibule_gate_elements";
+        metrics::head(
+            out,
+            name,
+            "Elements of the gate that should be open.",
+            "gauge",
+        );
+        metrics::line(out, name, &[], self.gate.elements());
+        let name = "vestibule_gate_problem";
+        let help = "1 while the gate may not be what it should be; vestibule gate list says why.";
+        metrics::head(out, name, help, "gauge");
+        metrics::line(out, name, &[], u64::from(self.gate.failing()));
     }
 
     async fn gauges(&self, out: &mut String) {

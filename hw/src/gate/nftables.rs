@@ -80,9 +80,11 @@ impl NfTables {
         })
     }
 
-    /// Whether the kernel forwards IPv4 at all; without it the gate lets nothing through.
-    pub fn forwarding() -> bool {
-        std::fs::read_to_string(FORWARDING).is_ok_and(|text| text.trim() == "1")
+    /// Whether the kernel forwards IPv4 at all; without it the gate lets nothing through. None where a
+    /// sandbox hides it.
+    pub fn forwarding() -> Option<bool> {
+        let text = std::fs::read_to_string(FORWARDING).ok()?;
+        Some(text.trim() == "1")
     }
 
     fn nft(&self, args: &[&str], input: &str) -> Result<Vec<u8>, GateError> {

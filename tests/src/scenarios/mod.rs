@@ -8,6 +8,7 @@ pub mod dhcp_faults;
 pub mod dhcp_storm;
 pub mod ek_ca;
 pub mod firmware;
+pub mod gate;
 pub mod hellos;
 pub mod interop;
 pub mod ipv6;
@@ -63,6 +64,12 @@ pub const ALL: &[Scenario] = &[
         what: "a TPM whose vendor is unknown: listed, its CA imported, judged again, admitted, exported for SPIRE",
         limit_secs: 120,
         run: ek_ca::run,
+    },
+    Scenario {
+        name: "gate",
+        what: "real nftables between the machines and an uplink: admitted, spoofed, withdrawn, meddled with, down",
+        limit_secs: 120,
+        run: gate::run,
     },
     Scenario {
         name: "kill",

@@ -63,6 +63,12 @@ const PACKAGES: &[(&str, Need, &str)] = &[
     ("zstd", Need::Lab, "compressed kernel modules and initramfs"),
     ("xz-utils", Need::Lab, "compressed kernel modules"),
     ("iproute2", Need::Lab, "network namespaces, bridges, taps"),
+    ("nftables", Need::Lab, "the gate's backend"),
+    (
+        "conntrack",
+        Need::Lab,
+        "says what is tracked with somebody else's code",
+    ),
     (
         "openssl",
         Need::Lab,

@@ -11,6 +11,7 @@ use crate::appraisal::{
     HelloFacts, Issued, Refusal, RelayWord, TimeTrust, Verified, appraise_evidence, appraise_hello,
     make_challenge,
 };
+use crate::gate::Change;
 use crate::identity::{ConnId, MachineId, UnixMillis};
 use crate::policy::Policy;
 use crate::reason::Reason;
@@ -74,6 +75,8 @@ pub enum Effect {
         /// What to say.
         reply: WireReply,
     },
+    /// Change the gate.
+    Gate(Vec<Change>),
     /// Something was refused or did not fit: for the log and the counters, already in the ledger
     /// where it belongs there.
     Refused {

@@ -130,6 +130,40 @@ impl State {
         }
     }
 
+    /// Whether a machine that was granted the way out may still use it: it was admitted, and nobody
+    /// holds it back. A challenge changes nothing until it is answered.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            State::Admitted { .. } | State::Installing | State::Installed | State::Active => true,
+            State::Challenged { resume } => State::from(*resume).may_pass(),
+            State::Declared
+            | State::Discovered(_)
+            | State::Pending
+            | State::Cordoned { .. }
+            | State::Withdrawn { .. }
+            | State::Retired
+            | State::Replaced { .. } => false,
+        }
+    }
+
+    /// End of its LDevID, while it is admitted and one was issued.
+    pub fn ldevid_not_after(&self) -> Option<UnixMillis> {
+        match self {
+            State::Admitted { ldevid_not_after } => *ldevid_not_after,
+            State::Declared
+            | State::Discovered(_)
+            | State::Pending
+            | State::Challenged { .. }
+            | State::Installing
+            | State::Installed
+            | State::Active
+            | State::Cordoned { .. }
+            | State::Withdrawn { .. }
+            | State::Retired
+            | State::Replaced { .. } => None,
+        }
+    }
+
     /// Whether it is no machine of the fleet any more.
     pub fn has_left(&self) -> bool {
         matches!(

@@ -17,7 +17,7 @@ use crate::appraisal::{
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Seen};
 use crate::reason::Reason;
 use crate::record::{Act, Claim, JournalRecord, Mark, OperatorAct, Record};
 use crate::walk::Step;
@@ -290,7 +290,7 @@ impl Admission {
             Phase::Judging(catalog) => Arc::ptr_eq(catalog, &self.rules.catalog),
             Phase::JudgingHello | Phase::Challenged(_) => false,
         };
-        let correlation = session.correlation.clone();
+        let (correlation, mac) = (session.correlation.clone(), session.mac);
         let still = self.may_attest(&id).and_then(|()| {
             self.cas_still_known(&proof.facts)?;
             if !unchanged {
@@ -313,6 +313,7 @@ impl Admission {
         }
         let verdict = proof.record(&self.seal, &correlation);
         self.write(now, Record::Verdict(verdict.clone()), out);
+        out.saw(Seen::Admitted(id.clone(), mac));
         self.ek_shown(now, &id, &proof.facts, out);
         out.push(Effect::Issue(Box::new(IssueRequest {
             conn,

@@ -14,7 +14,7 @@ use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::reason::Reason;
-use crate::record::{Act, Claim, Mark, OperatorAct, Record};
+use crate::record::{Act, Claim, GateAct, Mark, OperatorAct, Record};
 use crate::view::{MachineView, TimelineEntry};
 use crate::walk::Step;
 
@@ -302,6 +302,14 @@ impl Registry {
                 );
             }
             Record::EkCertificates(record) => self.apply_ek(seq, at, record),
+            Record::Gate(gate) => {
+                let (word, cause) = match gate.change {
+                    GateAct::Opened => ("opened", gate.cause.name()),
+                    GateAct::Closed => ("closed", gate.cause.name()),
+                };
+                let text = format!("gate {word}, {} elements: {cause}", gate.elements);
+                self.note(&gate.machine, seq, at, None, text, Vec::new());
+            }
             Record::Genesis(_)
             | Record::RefusalSummary(_)
             | Record::Anchor(_)
@@ -686,22 +694,10 @@ impl Machine {
             assurance: self.assurance.clone(),
             ek_certificates: self.ek.iter().flat_map(EkOnRecord::view).collect(),
             reasons: self.reasons.clone(),
-            ldevid_not_after: match &self.state {
-                State::Admitted { ldevid_not_after } => *ldevid_not_after,
-                State::Declared
-                | State::Discovered(_)
-                | State::Pending
-                | State::Challenged { .. }
-                | State::Installing
-                | State::Installed
-                | State::Active
-                | State::Cordoned { .. }
-                | State::Withdrawn { .. }
-                | State::Retired
-                | State::Replaced { .. } => None,
-            },
+            ldevid_not_after: self.state.ldevid_not_after(),
             last_seq: self.last_seq,
             report_sha256: claim.map(|c| c.report_sha256.clone()),
+            gate: None,
         }
     }
 }

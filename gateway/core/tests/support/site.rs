@@ -65,6 +65,8 @@ pub struct Disk {
     pub leases: Vec<LeaseRecord>,
     pub leases6: Vec<Lease6Record>,
     pub marks: Vec<Mark>,
+    /// `[gate]`.
+    pub gate: Option<gateway_core::gate::Settings>,
 }
 
 /// The shell of these tests: what is declared, what is on disk, what went out.
@@ -181,6 +183,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
         leases: disk.leases.clone(),
         leases6: disk.leases6.clone(),
         marks: disk.marks.clone(),
+        gate: disk.gate.clone(),
         counter: 0,
         now,
     })

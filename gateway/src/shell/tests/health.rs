@@ -41,6 +41,7 @@ async fn serve(handle: Handle, ready: Arc<AtomicBool>) -> (String, CancellationT
         metrics,
         ready,
         neighbours: Neighbours::of_test(),
+        gate: crate::gate::GateDoor::default(),
     };
     tokio::spawn(health::run(listener, service, cancel.clone()));
     (format!("http://{address}"), cancel)

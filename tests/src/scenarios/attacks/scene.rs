@@ -355,6 +355,7 @@ impl<'a> Scene<'a> {
                 | Record::EkCertificates(_)
                 | Record::Policy(_)
                 | Record::Pruned(_)
+                | Record::Gate(_)
                 | Record::Anchor(_) => {}
             }
         }
