@@ -1,6 +1,7 @@
 //! The shell around the whole core, played by a test: it keeps the records, runs the work, answers
 //! for the CA, and checks the invariants at every effect.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use gateway_core::admission::effect::{Effect, IssuedDevId, Rules};
 use gateway_core::appraisal::{DevIdRules, EkRoots, TimeTrust};
 use gateway_core::bootfile::{BootSettings, BootSettings6};
 use gateway_core::catalog::CatalogEntry;
+use gateway_core::gate::Change;
 use gateway_core::gateway::{Gateway, Input, Setup};
 use gateway_core::identity::{ConnId, MachineId, UnixMillis};
 use gateway_core::inventory::Inventory;
@@ -87,6 +89,8 @@ pub struct Site {
     /// Codes that were only counted.
     pub quiet: Vec<&'static str>,
     pub arp_probes: Vec<Ipv4Addr>,
+    /// What the gate's backend has; a restart of the daemon leaves it.
+    pub open: BTreeSet<String>,
     pub dhcp_probes: Vec<(netstack::MacAddr, Vec<u8>)>,
 }
 
@@ -217,6 +221,7 @@ impl Site {
             refused: Vec::new(),
             quiet: Vec::new(),
             arp_probes: Vec::new(),
+            open: BTreeSet::new(),
             dhcp_probes: Vec::new(),
         }
     }
@@ -337,6 +342,26 @@ impl Site {
                     .extend(reasons.into_iter().map(|reason| reason.code));
             }
             Effect::RefusedQuietly { code } => self.quiet.push(code),
+            Effect::Gate(changes) => {
+                for change in changes {
+                    let granted = |machine: &MachineId| {
+                        self.disk.ledger.iter().any(|(_, _, record)| {
+                            matches!(record, Record::Gate(g) if g.machine == *machine)
+                        })
+                    };
+                    match change {
+                        Change::Open {
+                            element, machine, ..
+                        } => {
+                            assert!(granted(&machine), "nothing opens before its record");
+                            self.open.insert(element.to_string());
+                        }
+                        Change::Close { element } => {
+                            self.open.remove(&element.to_string());
+                        }
+                    }
+                }
+            }
             Effect::ArpProbe { addr } => self.arp_probes.push(addr),
             Effect::DhcpProbe { mac, payload } => self.dhcp_probes.push((mac, payload)),
         }

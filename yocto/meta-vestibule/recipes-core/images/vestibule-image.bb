@@ -15,6 +15,7 @@ IMAGE_INSTALL = "\
     packagegroup-core-boot \
     kernel-modules \
     vestibule \
+    vestibule-gate \
     vestibule-net \
 "
 
