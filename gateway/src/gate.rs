@@ -135,6 +135,13 @@ impl GateDoor {
         })
     }
 
+    /// A gate with nothing to do.
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Self {
+        let hook = Box::new(device::Hook::new("/nonexistent".into()));
+        Self::with(HOOK, hook, &[], &[], Arc::default()).expect("nothing was called")
+    }
+
     /// Whether there is a gate.
     pub fn exists(&self) -> bool {
         self.orders.is_some()

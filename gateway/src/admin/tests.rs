@@ -204,7 +204,7 @@ async fn site() -> Site {
         metrics: metrics.clone(),
         hosts: Arc::new(hosts(&management, address.port())),
         neighbours: Neighbours::of_test(),
-        gate: crate::gate::GateDoor::default(),
+        gate: crate::gate::GateDoor::of_test(),
     };
     let cancel = CancellationToken::new();
     tokio::spawn(run(listener, config, service, cancel.clone()));
@@ -296,6 +296,7 @@ async fn the_role_matrix() {
         "{acts:?}"
     );
     assert_eq!(site.metrics.get(ADMIN_ACTS, "retire/done"), 1);
+    assert_eq!(site.metrics.get(ADMIN_ACTS, "gate_reconcile/done"), 2);
     assert_eq!(site.metrics.get(ADMIN_ACTS, "ek_ca_import/done"), 1);
     assert_eq!(site.metrics.get(ADMIN_ACTS, "ek_ca_remove/done"), 1);
     let import = "owner-1 imports from a stick".to_owned();

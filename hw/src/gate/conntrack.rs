@@ -317,10 +317,10 @@ mod tests {
             for with in [0, 1, 3, 0x7f, 0xff] {
                 let kept = std::mem::replace(&mut bytes[at], with);
                 // Bounded: each turn takes at least a header, or ends.
-                let count = messages(&bytes)
-                    .take(1_000)
-                    .map(|(_, _, b)| entry_of(b))
-                    .count();
+                let count = messages(&bytes).take(1_000).fold(0, |count, (_, _, body)| {
+                    let _ = entry_of(body);
+                    count + 1
+                });
                 assert!(count < 1_000);
                 bytes[at] = kept;
             }
