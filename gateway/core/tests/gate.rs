@@ -72,7 +72,7 @@ fn a_withdrawal_closes_and_a_restart_finds_the_same() {
     let mut site = site();
     let (_, id, element) = admitted(&mut site);
     let gate = site.machine(&id.0).gate.unwrap();
-    assert_eq!(gate.open, [element.clone()]);
+    assert_eq!(gate.open, std::slice::from_ref(&element));
     assert_eq!(after_restart(&mut site), [element]);
     site.act(Command::Withdraw(id.clone(), "left".into()));
     assert!(site.open.is_empty());
