@@ -17,7 +17,7 @@ use crate::admission::command::{Caller, Command, EkCaImport};
 use crate::admission::effect::{Effect, IssuedDevId, Rules, WorkDone};
 use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
-use crate::admission::registry::Machine;
+use crate::admission::registry::{Machine, Registry};
 use crate::admission::{Admission, HelloInput};
 use crate::appraisal::{EkDirectory as _, RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};

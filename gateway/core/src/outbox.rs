@@ -92,6 +92,7 @@ impl Outbox {
             | Record::EkCertificates(_)
             | Record::Anchor(_)
             | Record::Policy(_)
+            | Record::Pruned(_)
             | Record::Gate(_) => {}
         }
     }

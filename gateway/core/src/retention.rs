@@ -114,6 +114,7 @@ pub fn carried(removed: &[Numbered<'_>], now: UnixMillis) -> BTreeSet<u64> {
             }
             Record::RefusalSummary(_) => {}
             Record::Anchor(_) => anchor = Some(seq),
+            Record::Gate(change) => carry.gate(seq, &change.machine),
             Record::Claim(claim) => carry.settles(seq, &claim.machine),
             Record::EkCertificates(record) => carry.settles(seq, &record.machine),
             Record::Operator(act) => match machine_of(&act.act) {
@@ -208,6 +209,8 @@ struct Carry<'r> {
     runs: BTreeMap<&'r MachineId, Run<'r>>,
     /// Those that count for the hourly budget.
     issued: BTreeMap<&'r MachineId, VecDeque<u64>>,
+    /// The last change of a machine's way out, and a refusal after it, which closes it too.
+    gates: BTreeMap<&'r MachineId, (u64, Option<u64>)>,
 }
 
 impl<'r> Carry<'r> {
@@ -232,6 +235,11 @@ impl<'r> Carry<'r> {
     }
 
     fn verdict(&mut self, seq: u64, machine: &'r MachineId, verdict: &'r Verdict) {
+        if !verdict.admitted
+            && let Some((_, refused)) = self.gates.get_mut(machine)
+        {
+            refused.get_or_insert(seq);
+        }
         let macs = verdict.macs.as_slice();
         let other = |run: &&mut Run<'_>| verdict.admitted && run.macs != Some(macs);
         if self.runs.get_mut(machine).as_ref().is_none_or(other) {
@@ -259,6 +267,10 @@ impl<'r> Carry<'r> {
         }
     }
 
+    fn gate(&mut self, seq: u64, machine: &'r MachineId) {
+        self.gates.insert(machine, (seq, None));
+    }
+
     fn certificate(&mut self, seq: u64, certificate: &'r Certificate) {
         let Some(machine) = &certificate.machine else {
             return;
@@ -277,7 +289,11 @@ impl<'r> Carry<'r> {
             self.flush(run);
         }
         let issued = self.issued.into_values().flatten();
-        self.keep.extend(issued.chain(also.into_iter().flatten()));
+        let gates = self.gates.into_values();
+        let gates = gates.flat_map(|(change, refused)| [Some(change), refused]);
+        let gates = gates.flatten();
+        self.keep
+            .extend(issued.chain(gates).chain(also.into_iter().flatten()));
         self.keep
     }
 }

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 
 use gateway_core::appraisal::EkRoots;
+use gateway_core::gate::{By, Change, Gate, Leased, Settings, Standing, World};
 use gateway_core::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use gateway_core::inventory::{DeclaredMachine, Inventory};
 use gateway_core::reason::Reason;
 use gateway_core::record::{
-    Act, Anchor, Certificate, Claim, EkCause, EkCertificate, EkCertificates, OperatorAct, Record,
-    RefusalSummary, Verdict,
+    Act, Anchor, Certificate, Claim, EkCause, EkCertificate, EkCertificates, GateAct, GateCause,
+    GateChange, OperatorAct, Record, RefusalSummary, Verdict,
 };
 use gateway_core::retention::{self, Numbered};
 use proptest::prelude::*;
@@ -140,6 +141,50 @@ fn refusals() -> Record {
     })
 }
 
+fn gate_change(n: u8, until: Option<u64>) -> Record {
+    Record::Gate(GateChange {
+        machine: machine(n),
+        change: if until.is_some() {
+            GateAct::Opened
+        } else {
+            GateAct::Closed
+        },
+        cause: GateCause::Admitted,
+        mac: None,
+        until: until.map(UnixMillis),
+        elements: 1,
+    })
+}
+
+/// Every machine passes, each at a port of its own.
+struct AllPass;
+
+impl World for AllPass {
+    fn standing(&self, machine: &MachineId) -> Standing {
+        Standing {
+            may_pass: true,
+            class: "default".to_owned(),
+            port: Some(machine.to_string()),
+            not_after: None,
+        }
+    }
+
+    fn leased(&self, _: MacAddr) -> Vec<Leased> {
+        Vec::new()
+    }
+}
+
+/// What a gate opens after a start over these records.
+fn opened<'r>(ledger: impl Iterator<Item = Numbered<'r>>) -> Vec<Change> {
+    let mut gate = Gate::new(Settings {
+        by: By::Port,
+        rules: Vec::new(),
+        open_ms: 1_000,
+    });
+    ledger.for_each(|(_, _, record)| gate.replay(record));
+    gate.settle(NOW, &AllPass).changes
+}
+
 /// Machines 0 to 3; addresses and keys mostly their own, sometimes another's.
 fn record() -> impl Strategy<Value = Record> {
     let id = 0u8..4;
@@ -149,6 +194,8 @@ fn record() -> impl Strategy<Value = Record> {
             .prop_map(move |(n, wild, admitted, count)| verdict(n, other(n, wild), admitted, count)),
         8 => (id.clone(), 1_000u64..3_000).prop_map(|(n, end)| certificate(Some(n), end)),
         1 => Just(certificate(None, 3_000)),
+        4 => (id.clone(), proptest::option::of(1_000u64..4_000))
+            .prop_map(|(n, until)| gate_change(n, until)),
         2 => (id.clone(), 0u8..20, 0u8..20)
             .prop_map(move |(n, mac, key)| claim(n, other(n, mac), other(n, key))),
         3 => (id.clone(), 0u8..20).prop_map(move |(n, key)| approve(n, other(n, key))),
@@ -211,6 +258,8 @@ proptest! {
         let two = retention::replay(&inventory, &[], &roots, few.chain(rest()), NOW);
         one.registry.same_as(&two.registry).map_err(TestCaseError::fail)?;
         prop_assert_eq!(one.next_seq, two.next_seq);
+        let few = removed.iter().copied().filter(|(seq, _, _)| carried.contains(seq));
+        prop_assert_eq!(opened(all.iter().copied()), opened(few.chain(rest())));
         // The next removal begins with what was carried.
         let first: Vec<Numbered<'_>> =
             removed.iter().copied().filter(|(seq, _, _)| carried.contains(seq)).collect();
@@ -235,6 +284,25 @@ fn a_thousand_boots_of_one_machine_leave_a_handful() {
     let carried = retention::carried(&all, NOW);
     // Claim, approval, first and last verdict, the certificates of the hourly budget, the last record.
     assert_eq!(carried.len(), 2 + 2 + 30 + 1);
+}
+
+#[test]
+fn a_way_out_stays_as_its_last_change_or_refusal_left_it() {
+    let open = gate_change(1, Some(9_000));
+    let ledger = [
+        (UnixMillis(1), open.clone()),
+        (UnixMillis(2), verdict(1, 1, false, 1)),
+        (UnixMillis(3), verdict(1, 1, true, 2)),
+        (UnixMillis(4), gate_change(2, Some(9_000))),
+    ];
+    let all = numbered(&ledger);
+    let carried = retention::carried(&all, NOW);
+    let few = || {
+        let all = all.iter().copied();
+        all.filter(|(seq, _, _)| carried.contains(seq))
+    };
+    assert_eq!(opened(few()).len(), 1);
+    assert_eq!(opened(few()), opened(all.iter().copied()));
 }
 
 #[test]
