@@ -7,6 +7,7 @@
 
 mod gate;
 mod provisioning;
+mod spire;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use gateway_core::policy::PRESETS;
 pub use gateway_core::policy::Preset;
 use gateway_core::strict_toml::{Document, Mistake, Section};
 use netstack::Ipv6Prefix;
+pub use spire::{Spire, SpireServer};
 
 pub use gate::{Gate, GateBackend};
 
@@ -60,6 +62,8 @@ pub struct Config {
     pub devid: DevId,
     /// The way to the uplink.
     pub gate: Gate,
+    /// What SPIRE is told, if anything.
+    pub spire: Option<Spire>,
     /// The daemon's own log.
     pub log: Log,
 }
@@ -471,6 +475,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
     });
     let devid = in_section(root, "devid", read_devid);
     let gate = in_section(root, "gate", |s| gate::read_gate(s, base));
+    let spire = in_section(root, "spire", |s| spire::read_spire(s, base).ok());
     let log = in_section(root, "log", read_log);
     root.close();
     let config = Config {
@@ -484,6 +489,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         ledger: ledger?,
         devid: devid?,
         gate: gate?,
+        spire: spire?,
         log: log?,
     };
     check_sides(&root.section("management"), &config);

@@ -315,6 +315,12 @@ impl Driver {
             }
             Request::Images(reply) => answers.push(Perform::answer(reply, self.gateway.images())),
             Request::Status(reply) => answers.push(Perform::answer(reply, self.gateway.status())),
+            Request::SpireMachines(reply) => {
+                answers.push(Perform::answer(reply, self.gateway.spire_machines()));
+            }
+            Request::EkHashes(reply) => {
+                answers.push(Perform::answer(reply, self.gateway.ek_hashes()));
+            }
             Request::Note(records, reply) => {
                 for record in records {
                     self.gateway.note(now, record);

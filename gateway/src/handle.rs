@@ -9,6 +9,7 @@ use bytes::Bytes;
 use gateway_core::identity::{MacAddr, MachineId};
 use gateway_core::reason::Reason;
 use gateway_core::record::Record;
+use gateway_core::spire;
 use gateway_core::view::{
     EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ImageView, LedgerView, MachineView,
     StatusView, TimelineEntry,
@@ -101,6 +102,10 @@ pub(crate) enum Request {
     Images(oneshot::Sender<Vec<ImageView>>),
     /// The appliance.
     Status(oneshot::Sender<StatusView>),
+    /// What SPIRE is to know of the machines.
+    SpireMachines(oneshot::Sender<Vec<spire::Machine>>),
+    /// The EKs of admitted machines.
+    EkHashes(oneshot::Sender<Vec<spire::EkHashes>>),
     /// Records that the shell decided on; answered once they are on disk.
     Note(Vec<Record>, oneshot::Sender<()>),
     /// A page of the ledger.
@@ -245,6 +250,16 @@ impl Handle {
     /// The appliance.
     pub async fn status(&self) -> Result<StatusView, Busy> {
         self.ask(Request::Status).await
+    }
+
+    /// What SPIRE is to know of the machines; what this tells is on disk.
+    pub(crate) async fn spire_machines(&self) -> Result<Vec<spire::Machine>, Busy> {
+        self.ask(Request::SpireMachines).await
+    }
+
+    /// The EKs of admitted machines; what this tells is on disk.
+    pub(crate) async fn ek_hashes(&self) -> Result<Vec<spire::EkHashes>, Busy> {
+        self.ask(Request::EkHashes).await
     }
 
     /// Writes records that the shell decided on (its own certificates); returns once they are on

@@ -21,6 +21,7 @@ mod random;
 mod retention;
 pub mod serve;
 pub mod shell;
+mod spire;
 pub mod telemetry;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -120,6 +120,18 @@ pub const GATE: Family = Family {
     label: "outcome",
     help: "Elements of the gate opened and closed, changes that failed, differences put right.",
 };
+/// Rounds of the SPIRE registrar, per outcome.
+pub const SPIRE_ROUNDS: Family = Family {
+    name: "vestibule_spire_rounds_total",
+    label: "outcome",
+    help: "Rounds of the SPIRE registrar: the server answered, or it did not.",
+};
+/// What SPIRE was told, per change and outcome.
+pub const SPIRE_CHANGES: Family = Family {
+    name: "vestibule_spire_changes_total",
+    label: "change",
+    help: "Entries and agents changed at the SPIRE server and EK hash files, as change/outcome.",
+};
 
 /// All counters. Shared by reference; never global.
 #[derive(Debug, Default)]

@@ -51,7 +51,7 @@ use crate::shell::ra::RaSocket;
 use crate::shell::segment::Segment;
 use crate::shell::tftp;
 use crate::shell::tls::{self, BootCertificates, CertSlot, TlsError};
-use crate::telemetry;
+use crate::{spire, telemetry};
 
 /// Questions to the driver that may wait: a boot storm's worth of DISCOVERs. Beyond it DHCP drops
 /// and counts, everybody else waits.
@@ -175,6 +175,10 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         retention::apply(&mut appliance, keep_days, rules, now)?;
     }
 
+    let registrar = config.spire.as_ref().map(|part| {
+        let device_ca = appliance.device.certificate();
+        (part.clone(), spire::settings(&config, part, &device_ca))
+    });
     let gateway = Gateway::new(setup(&config, declared, &appliance, catalog)?);
     let gate = gate_in_place(&config, &gateway, &metrics).await?;
     let signer = appliance.ca.receipt_signer()?;
@@ -238,6 +242,13 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         tasks.spawn(async move {
             ra.run(metrics, token).await;
             Ok("ra")
+        });
+    }
+    if let Some((part, settings)) = registrar {
+        let (doors, metrics, token) = (handle.clone(), metrics.clone(), cancel.clone());
+        tasks.spawn(async move {
+            spire::run(part, settings, doors, metrics, token).await;
+            Ok("spire")
         });
     }
     let (doors, token) = (handle.clone(), cancel.clone());

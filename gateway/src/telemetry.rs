@@ -224,6 +224,13 @@ pub fn recorded(seq: u64, record: &Record) {
             seq,
             "ek certificates"
         ),
+        Record::Bridge(bridge) => tracing::info!(
+            machine_id = bridge.machine.as_ref().map(|id| id.0.as_str()),
+            what = bridge.what.name(),
+            ids = bridge.ids.len(),
+            seq,
+            "bridge"
+        ),
         Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
         Record::Policy(policy) => tracing::info!(sha256 = policy.sha256, seq, "policy"),
         Record::Pruned(pruned) => tracing::info!(

@@ -74,6 +74,7 @@ fn urgent(record: &Record) -> bool {
         Record::Claim(_)
         | Record::Verdict(_)
         | Record::EkCertificates(_)
+        | Record::Bridge(_)
         | Record::RefusalSummary(_)
         | Record::Gate(_)
         | Record::Anchor(_) => false,

@@ -751,9 +751,20 @@ impl Gateway {
         self.admission.ek_export(all)
     }
 
+    /// What SPIRE is to know of the machines.
+    pub fn spire_machines(&self) -> Vec<crate::spire::Machine> {
+        self.admission.registry().spire_machines()
+    }
+
+    /// The EKs of the machines that were ever admitted.
+    pub fn ek_hashes(&self) -> Vec<crate::spire::EkHashes> {
+        self.admission.registry().ek_hashes()
+    }
+
     /// Writes a record that the shell decided on (genesis, the appliance's own certificates).
     pub fn note(&mut self, now: UnixMillis, record: Record) {
-        self.out.record(now, record);
+        let seq = self.out.record(now, record.clone());
+        self.admission.registry_mut().apply(seq, now, &record);
     }
 
     /// Queues the anchor that is due, to be called before a batch is made of the effects: the value

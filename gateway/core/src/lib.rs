@@ -23,6 +23,7 @@ pub mod policy;
 pub mod reason;
 pub mod record;
 pub mod retention;
+pub mod spire;
 pub mod strict_toml;
 pub mod view;
 pub mod walk;

@@ -93,6 +93,7 @@ impl Outbox {
             | Record::Anchor(_)
             | Record::Policy(_)
             | Record::Pruned(_)
+            | Record::Bridge(_)
             | Record::Gate(_) => {}
         }
     }

@@ -36,6 +36,57 @@ pub enum Record {
     Pruned(Pruned),
     /// The gate to the uplink opened or closed for a machine.
     Gate(GateChange),
+    /// SPIRE is about to be told something; written before the call, so a crash between the two leaves
+    /// the record and the next round the deed.
+    Bridge(Bridge),
+}
+
+/// What another system is told of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bridge {
+    /// The machine; none for what belongs to a machine that nobody knows any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineId>,
+    /// What is done.
+    pub what: BridgeAct,
+    /// Ids of entries, or paths of agents. EKs are not named here: their hashes stand in the verdict.
+    pub ids: Vec<String>,
+}
+
+/// What is done at the other system, in the order in which it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BridgeAct {
+    /// A registration entry is deleted.
+    EntryDelete,
+    /// An agent is banned.
+    AgentBan,
+    /// A registration entry is made.
+    EntryCreate,
+    /// A registration entry is changed.
+    EntryUpdate,
+    /// An agent that attested with an older LDevID is deleted.
+    AgentDelete,
+    /// The files of the machine's EKs are laid into the folder of EK hashes.
+    EkHashAdd,
+    /// The files of the machine's EKs are removed from it.
+    EkHashRemove,
+}
+
+impl BridgeAct {
+    /// Name in the ledger, the log and the timeline.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EntryCreate => "entry_create",
+            Self::EntryUpdate => "entry_update",
+            Self::EntryDelete => "entry_delete",
+            Self::AgentBan => "agent_ban",
+            Self::AgentDelete => "agent_delete",
+            Self::EkHashAdd => "ek_hash_add",
+            Self::EkHashRemove => "ek_hash_remove",
+        }
+    }
 }
 
 /// Longest policy whose text is kept with its digest, in bytes: far above what a person writes, and far
@@ -423,6 +474,18 @@ pub struct Verdict {
     pub policy_sha256: String,
     /// Finds the attempt in the log.
     pub correlation: String,
+    /// The EKs that the attempt proved possession of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ek_keys: Vec<EkKey>,
+}
+
+/// An EK by the hash that SPIRE's plugin `tpm` knows it by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EkKey {
+    /// SHA-256 of its `SubjectPublicKeyInfo` (DER), hex. It singles out a TPM, so the key begins with
+    /// `ek_cert_`: see [`EkCertificate`].
+    pub ek_cert_key_sha256: String,
 }
 
 /// Refusals of unproven nodes, in sum: made-up keys must not buy signed records.
@@ -451,6 +514,9 @@ pub struct Certificate {
     pub serial: String,
     /// SHA-256 of the DER, hex.
     pub sha256: String,
+    /// SHA-1 of the DER of an LDevID, hex: SPIRE names its agent by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha1: Option<String>,
     /// Subject CN.
     pub subject_cn: String,
     /// End of validity.

@@ -112,7 +112,8 @@ pub fn carried(removed: &[Numbered<'_>], now: UnixMillis) -> BTreeSet<u64> {
             Record::Genesis(_) | Record::Policy(_) | Record::Pruned(_) => {
                 carry.keep.insert(seq);
             }
-            Record::RefusalSummary(_) => {}
+            // What SPIRE was told is compared with the server, not with the ledger.
+            Record::RefusalSummary(_) | Record::Bridge(_) => {}
             Record::Anchor(_) => anchor = Some(seq),
             Record::Gate(change) => carry.gate(seq, &change.machine),
             Record::Claim(claim) => carry.settles(seq, &claim.machine),

@@ -93,6 +93,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::Policy(_) => "policy",
             Record::Pruned(_) => "pruned",
             Record::Gate(_) => "gate",
+            Record::Bridge(_) => "bridge",
         })
         .collect();
     assert_eq!(kinds, ["claim", "operator", "verdict", "certificate"]);

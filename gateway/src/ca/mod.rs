@@ -31,7 +31,7 @@ use store::{KeyPair as StoredPair, Store, StoreError, StoreKey};
 use zeroize::Zeroizing;
 
 pub use leaf::{GrantSigner, Leaf, LeafKind, ReceiptSigner};
-pub(crate) use x509::pem;
+pub(crate) use x509::{pem, sha1_hex};
 
 use x509::{Authority, NewKey};
 

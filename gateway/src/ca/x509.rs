@@ -56,6 +56,12 @@ pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     out
 }
 
+/// SHA-1 in hex: SPIRE names certificates by it, nothing here trusts it.
+pub(crate) fn sha1_hex(der: &[u8]) -> String {
+    use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+    hex::encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, der))
+}
+
 /// What the ledger says about a certificate.
 pub(super) fn record(
     profile: &CertProfile,
@@ -72,6 +78,7 @@ pub(super) fn record(
         profile: profile.name.into(),
         serial: hex::encode(profile.serial),
         sha256: hex::encode(Sha256::digest(der)),
+        sha1: (profile.key == KeyKind::Node).then(|| sha1_hex(der)),
         subject_cn: profile.common_name.clone(),
         not_after: profile.not_after,
         correlation,

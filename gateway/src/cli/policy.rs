@@ -98,7 +98,8 @@ impl Evidence {
             | Record::Anchor(_)
             | Record::Gate(_)
             | Record::Policy(_)
-            | Record::Pruned(_) => return,
+            | Record::Pruned(_)
+            | Record::Bridge(_) => return,
             Record::EkCertificates(record) => {
                 self.judged_again(record);
                 return;
@@ -225,6 +226,7 @@ mod tests {
             reasons: codes.iter().map(|code| reason(code)).collect(),
             policy_sha256: String::new(),
             correlation: String::new(),
+            ek_keys: Vec::new(),
         })
     }
 

@@ -14,7 +14,8 @@ use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::reason::Reason;
-use crate::record::{Act, Claim, GateAct, Mark, OperatorAct, Record};
+use crate::record::{Act, Claim, EkKey, GateAct, Mark, OperatorAct, Record};
+use crate::spire;
 use crate::view::{MachineView, TimelineEntry};
 use crate::walk::Step;
 
@@ -45,6 +46,11 @@ pub struct Machine {
     pub last_seq: Option<u64>,
     /// When its last certificates were issued, oldest first.
     issued: VecDeque<UnixMillis>,
+    /// SHA-1 of its newest LDevID, hex, if it ever had one and that is on record.
+    leaf_sha1: Option<String>,
+    /// Its EKs by the SHA-256 of their `SubjectPublicKeyInfo`, hex: as last admitted, and before.
+    ek_keys: BTreeSet<String>,
+    ek_keys_before: BTreeSet<String>,
     /// Whether it was ever admitted: only then are its hardware addresses its own.
     pub(super) admitted: bool,
     timeline: VecDeque<TimelineEntry>,
@@ -186,6 +192,32 @@ impl Registry {
         })
     }
 
+    /// What SPIRE is to know of the machines that were ever issued an LDevID.
+    pub fn spire_machines(&self) -> Vec<spire::Machine> {
+        let issued = self.machines.values().filter(|m| !m.issued.is_empty());
+        issued
+            .map(|machine| spire::Machine {
+                id: machine.id.clone(),
+                class: (machine.binding.as_ref()).map_or_else(String::new, |b| b.class.clone()),
+                left: machine.state.has_left(),
+                leaf_sha1: machine.leaf_sha1.clone(),
+            })
+            .collect()
+    }
+
+    /// The EKs of the machines that were ever admitted.
+    pub fn ek_hashes(&self) -> Vec<spire::EkHashes> {
+        let admitted = self.machines.values().filter(|m| m.admitted);
+        admitted
+            .map(|machine| spire::EkHashes {
+                id: machine.id.clone(),
+                left: machine.state.has_left(),
+                now: machine.ek_keys.clone(),
+                before: machine.ek_keys_before.clone(),
+            })
+            .collect()
+    }
+
     /// Pending claims.
     pub fn pending(&self) -> impl Iterator<Item = &Machine> {
         self.machines.values().filter(|m| m.state == State::Pending)
@@ -250,6 +282,7 @@ impl Registry {
                 if verdict.admitted {
                     machine.assurance = Some(verdict.assurance.clone());
                     machine.admitted = true;
+                    machine.proved_keys(&verdict.ek_keys);
                     machine.macs = verdict.macs.iter().copied().collect();
                     if let Some(binding) = &mut machine.binding {
                         binding.counters = verdict.counters;
@@ -292,6 +325,7 @@ impl Registry {
                         machine.issued.pop_front();
                     }
                     machine.issued.push_back(at);
+                    machine.leaf_sha1.clone_from(&certificate.sha1);
                 }
                 self.replayed(
                     at,
@@ -309,6 +343,14 @@ impl Registry {
                 };
                 let text = format!("gate {word}, {} elements: {cause}", gate.elements);
                 self.note(&gate.machine, seq, at, None, text, Vec::new());
+            }
+
+            Record::Bridge(bridge) => {
+                if let Some(id) = &bridge.machine {
+                    let (what, ids) = (bridge.what.name(), bridge.ids.join(", "));
+                    let text = format!("SPIRE: {what} {ids}");
+                    self.note(id, seq, at, None, text.trim_end().to_owned(), Vec::new());
+                }
             }
             Record::Genesis(_)
             | Record::RefusalSummary(_)
@@ -642,8 +684,20 @@ impl Machine {
             reasons: Vec::new(),
             last_seq: None,
             issued: VecDeque::new(),
+            leaf_sha1: None,
+            ek_keys: BTreeSet::new(),
+            ek_keys_before: BTreeSet::new(),
             admitted: false,
             timeline: VecDeque::new(),
+        }
+    }
+
+    fn proved_keys(&mut self, keys: &[EkKey]) {
+        let keys: BTreeSet<String> = keys.iter().map(|k| k.ek_cert_key_sha256.clone()).collect();
+        // A verdict of an earlier version names none.
+        if !keys.is_empty() {
+            let before = std::mem::replace(&mut self.ek_keys, keys);
+            self.ek_keys_before.extend(before);
         }
     }
 

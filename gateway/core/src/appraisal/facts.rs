@@ -191,6 +191,8 @@ pub struct Issued {
 pub struct Facts {
     /// EK Names; proven once activation has passed.
     pub ek_names: Vec<EkName>,
+    /// The same EKs by the SHA-256 of their `SubjectPublicKeyInfo`, hex; only once proven.
+    pub ek_keys: Vec<String>,
     /// Name of the AK, hex.
     pub ak_name: String,
     /// Serial the SMBIOS shows.
@@ -528,6 +530,13 @@ fn verdict(
         reasons,
         policy_sha256: facts.policy_sha256.clone(),
         correlation: correlation.into(),
+        ek_keys: facts
+            .ek_keys
+            .iter()
+            .map(|sha256| record::EkKey {
+                ek_cert_key_sha256: sha256.clone(),
+            })
+            .collect(),
     }
 }
 

@@ -256,6 +256,10 @@ pub fn appraise_evidence(
     facts.ek_names = challenged(&hello.eks, &hello.challenged)
         .map(|ek| ek.name.clone())
         .collect();
+    facts.ek_keys = challenged(&hello.eks, &hello.challenged)
+        .filter_map(|ek| ek.public.spki_der())
+        .map(|der| hex::encode(<sha2::Sha256 as sha2::Digest>::digest(der)))
+        .collect();
     for cert in &mut facts.ek_certs {
         cert.proven = facts.ek_names.contains(&cert.ek_name);
     }

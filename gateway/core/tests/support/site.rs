@@ -305,6 +305,7 @@ impl Site {
                         profile: "ldevid".into(),
                         serial: "01".into(),
                         sha256: "00".repeat(32),
+                        sha1: None,
                         subject_cn: request.machine.0.clone(),
                         not_after: UnixMillis(self.now.0 + 86_400_000),
                         correlation: Some(request.verdict.correlation.clone()),

@@ -356,6 +356,7 @@ impl<'a> Scene<'a> {
                 | Record::Policy(_)
                 | Record::Pruned(_)
                 | Record::Gate(_)
+                | Record::Bridge(_)
                 | Record::Anchor(_) => {}
             }
         }
