@@ -28,6 +28,7 @@ pub mod scenarios;
 pub mod sim;
 pub mod site;
 pub mod soft_tpm;
+pub mod spire;
 pub mod switch;
 pub mod swtpm;
 pub mod tftp_load;

@@ -5,7 +5,7 @@
 //! the same one (unless a scenario wants a clone).
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -223,9 +223,50 @@ impl Swtpm {
     /// # Errors
     /// As [`Swtpm::start`].
     pub fn power_cycle(&mut self, run: &Run) -> Result<()> {
+        self.shut_down();
         self.process.kill();
+        let _ = fs::remove_file(self.socket());
         self.process = Self::launch(run, &self.ns, &self.name, &self.dir)?;
         Ok(())
+    }
+
+    /// Off and on with commands over a Unix socket, which go-tpm opens like a device;
+    /// [`Swtpm::power_cycle`] goes back to TCP.
+    ///
+    /// # Errors
+    /// As [`Swtpm::start`].
+    pub fn on_socket(&mut self, run: &Run) -> Result<PathBuf> {
+        self.shut_down();
+        self.process.kill();
+        let socket = self.socket();
+        let _ = fs::remove_file(&socket);
+        let mut command = Command::new("swtpm");
+        command
+            .args(["socket", "--tpm2", "--tpmstate"])
+            .arg(format!("dir={},mode=0600", self.dir.display()))
+            .arg("--server")
+            .arg(format!("type=unixio,path={}", socket.display()))
+            .args(["--flags", "not-need-init,startup-clear"]);
+        self.process = run.spawn(&format!("swtpm-{}", self.name), &mut command)?;
+        wait_socket(&mut self.process, &self.name, &socket)?;
+        Ok(socket)
+    }
+
+    /// `TPM2_Shutdown(CLEAR)` where SPIRE's agent used the TPM: its AK is under dictionary-attack protection,
+    /// each stop without this counts as a failed try, and the third locks the TPM for a quarter of an hour.
+    fn shut_down(&self) {
+        const SHUTDOWN: [u8; 12] = [0x80, 1, 0, 0, 0, 12, 0, 0, 1, 0x45, 0, 0];
+        if let Ok(mut stream) = UnixStream::connect(self.socket()) {
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
+            let _ = stream.write_all(&SHUTDOWN);
+            let mut answer = [0; 10];
+            let _ = stream.read_exact(&mut answer);
+        }
+    }
+
+    /// Where [`Swtpm::on_socket`] listens.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("commands.sock")
     }
 
     /// Its process.
@@ -260,6 +301,11 @@ pub fn start_for_qemu(run: &Run, name: &str, dir: &Path, socket: &Path) -> Resul
             .arg("--ctrl")
             .arg(format!("type=unixio,path={}", socket.display())),
     )?;
+    wait_socket(&mut process, name, socket)?;
+    Ok(process)
+}
+
+fn wait_socket(process: &mut Process, name: &str, socket: &Path) -> Result<()> {
     let started = Instant::now();
     while !socket.exists() {
         if let Some(status) = process.ended() {
@@ -270,7 +316,7 @@ pub fn start_for_qemu(run: &Run, name: &str, dir: &Path, socket: &Path) -> Resul
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(process)
+    Ok(())
 }
 
 /// Asks a QEMU monitor to end the machine.

@@ -19,6 +19,7 @@ pub mod local_disk;
 pub mod policy;
 pub mod rollback;
 pub mod slow;
+pub mod spire;
 pub mod starts;
 pub mod storm;
 pub mod visitors;
@@ -70,6 +71,12 @@ pub const ALL: &[Scenario] = &[
         what: "real nftables between the machines and an uplink: admitted, spoofed, withdrawn, meddled with, down",
         limit_secs: 120,
         run: gate::run,
+    },
+    Scenario {
+        name: "spire",
+        what: "spire-server and spire-agent 1.13.3 with our LDevIDs; entries, renewal, withdrawal and the sweeper",
+        limit_secs: 1_800,
+        run: spire::run,
     },
     Scenario {
         name: "kill",

@@ -292,7 +292,7 @@ fn yocto() -> Result<Tally> {
 fn lab() -> Result<Tally> {
     let program = binary("lab", Profile::Dev)?;
     let words = exec::as_root(&[&program.to_string_lossy(), "ci"]);
-    verdicts("lab", Run::new(&words[0], &words[1..]).limit_secs(2400))
+    verdicts("lab", Run::new(&words[0], &words[1..]).limit_secs(3000))
 }
 
 /// A program that prints `PASS name`, `FAIL name why`, `SKIP reason`, and agrees with its exit code.
