@@ -231,6 +231,18 @@ pub fn wrap_for_import(
     secret: &[u8],
     rng: &mut impl CryptoRngCore,
 ) -> Result<ImportBlob, CredentialError> {
+    let attributes = attributes::NO_DA | attributes::ADMIN_WITH_POLICY;
+    wrap_object(ek, attributes, policy, secret, rng)
+}
+
+/// The same with other attributes: those of the object decide who may unseal it.
+pub(crate) fn wrap_object(
+    ek: &Public,
+    attributes: u32,
+    policy: &[u8; 32],
+    secret: &[u8],
+    rng: &mut impl CryptoRngCore,
+) -> Result<ImportBlob, CredentialError> {
     let protector = Protector::of(ek)?;
     if secret.len() > SEALED_MAX_BYTES {
         return Err(CredentialError::SecretTooLong {
@@ -242,7 +254,7 @@ pub fn wrap_for_import(
     rng.fill_bytes(obfuscation.as_mut_slice());
     let public = Public {
         name_alg: HashAlg::Sha256,
-        attributes: attributes::NO_DA | attributes::ADMIN_WITH_POLICY,
+        attributes,
         auth_policy: policy.to_vec(),
         kind: PublicKind::KeyedHash {
             scheme: crate::tpm::Scheme::Null,

@@ -8,7 +8,9 @@
 
 mod codec;
 pub mod credential;
+pub mod ekseal;
 pub mod oid;
+pub mod sealed;
 pub mod templates;
 pub mod tpm;
 pub mod v1;

@@ -14,8 +14,9 @@ mod limits;
 pub use limits::{
     ATTEST_MAX_BYTES, CERT_MAX_BYTES, DEVICES_MAX, EK_CHAIN_MAX, EKS_MAX, EVENT_LOG_MAX_BYTES,
     LLDP_FRAME_MAX_BYTES, LLDP_MAX, Malformed, PCR15_EXTENDS_MAX, PUBLIC_MAX_BYTES,
-    REPLY_MAX_BYTES, RESULT_MAX_BYTES, TEXT_MAX_BYTES, decode_challenge, decode_evidence,
-    decode_hello, decode_progress, decode_result,
+    REPLY_MAX_BYTES, RESULT_MAX_BYTES, SEALED_ITEM_MAX_BYTES, SEALED_ITEMS_MAX,
+    SEALED_TOTAL_MAX_BYTES, TEXT_MAX_BYTES, decode_challenge, decode_evidence, decode_hello,
+    decode_progress, decode_result,
 };
 
 /// Largest hello body the gateway reads, in bytes: six EKs with certificates and a chain.

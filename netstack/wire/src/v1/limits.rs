@@ -15,6 +15,8 @@ pub const RESULT_MAX_BYTES: usize = 768 * 1024;
 pub const SEALED_ITEMS_MAX: usize = 8;
 /// Bytes of one payload, tag included.
 pub const SEALED_ITEM_MAX_BYTES: usize = 512 * 1024;
+/// Bytes of all payloads together, tags included: in base64 they leave 85 KiB of a result for the rest.
+pub const SEALED_TOTAL_MAX_BYTES: usize = 512 * 1024;
 /// Bytes of a signed statement or grant.
 pub const STATEMENT_MAX_BYTES: usize = 8 * 1024;
 /// Largest progress report, bytes.
@@ -243,6 +245,19 @@ fn sealed_bounds(sealed: &Sealed) -> Result<(), Malformed> {
             16,
             SEALED_ITEM_MAX_BYTES,
         )?;
+    }
+    let total: usize = sealed
+        .items
+        .iter()
+        .map(|item| item.ciphertext.0.len())
+        .sum();
+    if total > SEALED_TOTAL_MAX_BYTES {
+        return Err(Malformed::new(
+            "malformed.size",
+            "sealed.items",
+            format_args!("at most {SEALED_TOTAL_MAX_BYTES} bytes together"),
+            format_args!("{total} bytes"),
+        ));
     }
     Ok(())
 }
