@@ -223,6 +223,16 @@ mod tests {
         ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
             Self::refuse()
         }
+        fn unseal_import(
+            &mut self,
+            _: &[u8],
+            _: &[u8],
+            _: &[u8],
+            _: &[u8],
+            _: &[u8],
+        ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+            Self::refuse()
+        }
         fn certify_devid(&mut self, _: &[u8; 32]) -> Result<Attested, TpmError> {
             Self::refuse()
         }

@@ -3,6 +3,7 @@
 
 mod counter;
 mod device;
+mod import;
 mod node;
 mod policy;
 mod seal;
@@ -144,6 +145,16 @@ pub trait NodeTpm: Send {
         ek_public: &[u8],
         blob: &[u8],
         secret: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError>;
+    /// Opens a secret wrapped for one of this TPM's EKs, under `PolicyPCR` over the present values of
+    /// these PCRs: `TPMT_PUBLIC`, then the insides of `TPM2B_PRIVATE` and `TPM2B_ENCRYPTED_SECRET`.
+    fn unseal_import(
+        &mut self,
+        ek_public: &[u8],
+        public: &[u8],
+        private: &[u8],
+        secret: &[u8],
+        pcrs: &[u8],
     ) -> Result<Zeroizing<Vec<u8>>, TpmError>;
     /// `TPM2_Certify` of the DevID by the AK.
     fn certify_devid(&mut self, qualifying: &[u8; 32]) -> Result<Attested, TpmError>;

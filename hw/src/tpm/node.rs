@@ -43,7 +43,7 @@ struct KnownEk {
 
 /// A node's TPM, open for one boot.
 pub struct NodeDevice {
-    device: Device,
+    pub(super) device: Device,
     eks: Vec<KnownEk>,
     ak: Option<KeyHandle>,
     devid: Option<KeyHandle>,
@@ -70,6 +70,17 @@ impl NodeDevice {
     /// As [`NodeTpm::create_ak`].
     pub fn create_owner_ak(&mut self, unique: [u8; 64]) -> Result<Vec<u8>, TpmError> {
         self.create_ak_in(Hierarchy::Owner, unique)
+    }
+
+    /// Makes the EK of this template, whether its vendor has certified it or not, and offers it from then
+    /// on. The attester never does: this is for tests of the keys that a TPM has no certificate for.
+    ///
+    /// # Errors
+    /// As [`NodeTpm::endorsement_keys`].
+    pub fn endorsement_key(&mut self, template: Template) -> Result<EndorsementKey, TpmError> {
+        let kind = EkKind::of(template).ok_or_else(|| malformed("EK template", template.name()))?;
+        let defined = self.device.nv_indices(EK_CERTS.0, EK_CERTS.1)?;
+        self.make_ek(kind, &defined)
     }
 
     /// Quotes another bank, or with qualifyingData of any length. The attester never does: this is
@@ -151,7 +162,7 @@ impl NodeDevice {
     }
 
     /// Loads a known EK and compares its Name with the one of its public.
-    fn load_ek(&mut self, public: &[u8]) -> Result<(KeyHandle, EkKind), TpmError> {
+    pub(super) fn load_ek(&mut self, public: &[u8]) -> Result<(KeyHandle, EkKind), TpmError> {
         let known = self
             .eks
             .iter()
@@ -178,6 +189,41 @@ impl NodeDevice {
             expected: hex::encode(template::name(kind.hash(), public)),
             found: hex::encode(template::name(kind.hash(), &again)),
         })
+    }
+
+    /// Runs `work` with the AK out of the TPM's memory, and loads it again in any case.
+    pub(super) fn with_ak_parked<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, TpmError>,
+    ) -> Result<T, TpmError> {
+        let Some(ak) = self.ak.take() else {
+            return work(self);
+        };
+        let saved = self
+            .device
+            .run("ContextSave", NO_SESSION, |ctx| ctx.context_save(ak.into()));
+        let saved = match saved {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.ak = Some(ak);
+                return Err(error);
+            }
+        };
+        self.device.flush(ak.into())?;
+        let result = work(self);
+        let loaded = self.device.run("ContextLoad", NO_SESSION, |ctx| {
+            ctx.context_load(saved.clone())
+        });
+        let lost = match loaded {
+            Ok(object) => {
+                self.ak = Some(KeyHandle::from(object));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
+        let value = result?;
+        lost?;
+        Ok(value)
     }
 
     fn ak(&self) -> Result<KeyHandle, TpmError> {
@@ -314,6 +360,17 @@ impl NodeTpm for NodeDevice {
         })
     }
 
+    fn unseal_import(
+        &mut self,
+        ek_public: &[u8],
+        public: &[u8],
+        private: &[u8],
+        secret: &[u8],
+        pcrs: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+        self.unseal_wrapped(ek_public, [public, private, secret], pcrs)
+    }
+
     fn certify_devid(&mut self, qualifying: &[u8; 32]) -> Result<Attested, TpmError> {
         let ak = self.ak()?;
         let devid = self
@@ -352,7 +409,7 @@ impl NodeTpm for NodeDevice {
 /// Satisfies the policy of an EK in a fresh session: PolicySecret(endorsement), and for the high
 /// range PolicyOR(PolicyA, PolicyC). By password a high-range EK is DA-protected, and three power
 /// cuts later it is locked out.
-fn satisfy_ek_policy(
+pub(super) fn satisfy_ek_policy(
     device: &mut Device,
     kind: EkKind,
     session: PolicySession,
@@ -385,7 +442,7 @@ fn satisfy_ek_policy(
     })
 }
 
-fn ek_hash(kind: EkKind) -> HashingAlgorithm {
+pub(super) fn ek_hash(kind: EkKind) -> HashingAlgorithm {
     if kind.hash() == HashAlg::Sha384 {
         HashingAlgorithm::Sha384
     } else {

@@ -61,6 +61,11 @@ pub(super) const EK_KINDS: [EkKind; 7] = [
 ];
 
 impl EkKind {
+    /// The kind that is made from this template, if it is one of an EK.
+    pub fn of(template: Template) -> Option<Self> {
+        EK_KINDS.into_iter().find(|kind| kind.template == template)
+    }
+
     /// Index of the EK nonce, which only the low range has.
     pub fn nonce_index(self) -> Option<u32> {
         (!self.high_range()).then_some(self.cert_index + 1)
