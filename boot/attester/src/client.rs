@@ -8,7 +8,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attest_wire::v1::{ATTEST_SERVER_NAME, EXPORTER_LABEL, REPLY_MAX_BYTES};
+use attest_wire::v1::{
+    ATTEST_SERVER_NAME, EVIDENCE_PATH, EXPORTER_LABEL, REPLY_MAX_BYTES, RESULT_MAX_BYTES,
+};
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, ClientConnection, StreamOwned};
 
@@ -127,9 +129,14 @@ impl Connection {
             .and_then(|()| self.stream.flush())
             .map_err(|source| tls_or_io("sending", source))?;
 
+        // Only a result carries payloads.
+        let max = match path {
+            EVIDENCE_PATH => RESULT_MAX_BYTES,
+            _ => REPLY_MAX_BYTES,
+        };
         let mut received = Vec::new();
         let head = loop {
-            if let Some(head) = parse_head(&received)? {
+            if let Some(head) = parse_head(&received, max)? {
                 break head;
             }
             if received.len() > HEAD_MAX_BYTES {
@@ -154,7 +161,7 @@ impl Connection {
         if Instant::now() > self.deadline {
             return Err(timed_out("waiting for the answer"));
         }
-        let mut buffer = [0; 4096];
+        let mut buffer = [0; 16 * 1024];
         match self.stream.read(&mut buffer) {
             Ok(0) => Err(answer("connection closed in the middle of it".to_owned())),
             Ok(count) => {
@@ -175,8 +182,9 @@ struct Head {
     body_length: usize,
 }
 
-/// Reads a head if it is complete (RFC 9112). Only Content-Length delimits a body here.
-fn parse_head(received: &[u8]) -> Result<Option<Head>, ClientError> {
+/// Reads a head if it is complete (RFC 9112). Only Content-Length delimits a body here, of at most `max`
+/// bytes.
+fn parse_head(received: &[u8], max: usize) -> Result<Option<Head>, ClientError> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
     let length = match response
@@ -206,9 +214,9 @@ fn parse_head(received: &[u8]) -> Result<Option<Head>, ClientError> {
         }
     }
     let body_length = body_length.ok_or_else(|| answer("no Content-Length".to_owned()))?;
-    if body_length > REPLY_MAX_BYTES {
+    if body_length > max {
         return Err(answer(format!(
-            "body of {body_length} bytes, at most {REPLY_MAX_BYTES}"
+            "body of {body_length} bytes, at most {max}"
         )));
     }
     Ok(Some(Head {
@@ -250,7 +258,7 @@ mod tests {
     use super::*;
 
     fn head(text: &str) -> Result<Option<Head>, ClientError> {
-        parse_head(text.as_bytes())
+        parse_head(text.as_bytes(), REPLY_MAX_BYTES)
     }
 
     #[test]
@@ -303,8 +311,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_a_head_or_an_error(bytes in proptest::collection::vec(0_u8.., 0..600)) {
-            let _ = parse_head(&bytes);
-            let _ = parse_head(&[b"HTTP/1.1 200 OK\r\n".as_slice(), &bytes].concat());
+            let _ = parse_head(&bytes, REPLY_MAX_BYTES);
+            let _ = parse_head(&[b"HTTP/1.1 200 OK\r\n".as_slice(), &bytes].concat(), REPLY_MAX_BYTES);
         }
     }
 }

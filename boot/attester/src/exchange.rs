@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use attest_wire::sealed::Item;
 use attest_wire::tpm::Public;
+use attest_wire::v1::handover::Ability;
 use attest_wire::v1::{
     self, Attested, Binding, Bytes, Challenge, Credential, EK_CHAIN_MAX, EVENT_LOG_MAX_BYTES,
     EVIDENCE_MAX_BYTES, EVIDENCE_PATH, EkOffer, Evidence, HELLO_MAX_BYTES, HELLO_PATH, Hello,
@@ -25,6 +27,7 @@ use zeroize::Zeroizing;
 use crate::client::{Answer, ClientError, Connection};
 use crate::extends::{Extends, ExtendsError, PCR};
 use crate::facts::{Facts, cut};
+use crate::payloads::{self, PayloadError, Session};
 use crate::pin::{Pin, PinError};
 
 /// How often PCRs are quoted again when one changed between reading and quoting.
@@ -79,6 +82,8 @@ pub enum Outcome {
         receipt: Receipt,
         /// The key behind the certificate.
         devid: DevId,
+        /// Payloads in clear; PCR 15 is closed behind them.
+        payloads: Vec<Item>,
         /// Finds the attempt in the gateway's ledger.
         correlation: String,
     },
@@ -124,6 +129,9 @@ pub enum AttestError {
     /// The pin.
     #[error(transparent)]
     Pin(#[from] PinError),
+    /// Payloads that do not open.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
     /// A message of the gateway is malformed, or asks what we do not do.
     #[error("{message} of the gateway: {why}")]
     Message {
@@ -260,7 +268,7 @@ impl Node {
         );
         let answer = connection.post(HELLO_PATH, &hello_body)?;
         if answer.status != 200 {
-            return self.outcome(&answer, &pin, report, progress);
+            return self.outcome(tpm, &answer, &pin, (report, &[]), progress);
         }
 
         let challenge = decode_challenge(&answer.body, self.eks.len())?;
@@ -299,7 +307,8 @@ impl Node {
             &format!("event log {} bytes", facts.event_log.len()),
         );
         let answer = connection.post(EVIDENCE_PATH, &evidence_body)?;
-        self.outcome(&answer, &pin, report, progress)
+        let quoted = &evidence.pcr_values;
+        self.outcome(tpm, &answer, &pin, (report, quoted), progress)
     }
 
     fn hello(&self, facts: &Facts) -> Hello {
@@ -339,7 +348,7 @@ impl Node {
             disks: facts.disks,
             boot_path: facts.boot_path,
             uki_hint: facts.uki_hint,
-            can: Vec::new(),
+            can: vec![Ability::Payloads],
         }
     }
 
@@ -361,11 +370,13 @@ impl Node {
         Ok(Bytes(mac.finalize().into_bytes().to_vec()))
     }
 
+    /// What the answer means. Payloads are opened here, while PCR 15 is that of this session.
     fn outcome(
-        &self,
+        &mut self,
+        tpm: &mut dyn NodeTpm,
         answer: &Answer,
         pin: &Pin,
-        report_sha256: String,
+        (report_sha256, quoted): (String, &[PcrValue]),
         progress: &mut dyn FnMut(Step, &str),
     ) -> Result<Outcome, AttestError> {
         let result = v1::decode_result(&answer.body).map_err(|e| {
@@ -399,16 +410,38 @@ impl Node {
                 let chain: Vec<Vec<u8>> =
                     result.devid_chain.into_iter().map(|cert| cert.0).collect();
                 require_devid_leaf(&chain, &self.devid.public)?;
-                progress(Step::Issue, &format!("{} certificates", chain.len()));
+                let payloads = match &result.sealed {
+                    None => Vec::new(),
+                    Some(sealed) => {
+                        let session = Session {
+                            pin,
+                            receipt: &receipt,
+                            eks: &self.eks,
+                            quoted,
+                        };
+                        payloads::open(tpm, &mut self.extends, &session, sealed)?
+                    }
+                };
+                progress(Step::Issue, &issued_text(&chain, &payloads));
                 Ok(Outcome::Admitted {
                     chain,
                     receipt,
                     devid: self.devid.clone(),
+                    payloads,
                     correlation,
                 })
             }
         }
     }
+}
+
+/// One line for the console: kinds and sizes, never contents.
+fn issued_text(chain: &[Vec<u8>], payloads: &[Item]) -> String {
+    let mut text = format!("{} certificates", chain.len());
+    for item in payloads {
+        text.push_str(&format!(", {item:?}"));
+    }
+    text
 }
 
 /// Decodes a challenge and checks that it asks what this node does.

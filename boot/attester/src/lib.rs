@@ -14,6 +14,7 @@ pub mod facts;
 pub mod gather;
 pub mod init;
 pub mod output;
+pub mod payloads;
 pub mod pin;
 
 pub use exchange::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome, Step, attest};

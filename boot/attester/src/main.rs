@@ -45,7 +45,7 @@ struct Attest {
     /// Where the list of PCR 15 extends of this boot is kept; must not survive a boot.
     #[arg(long, default_value = "/run/vestibule-pcr15")]
     extends: PathBuf,
-    /// Folder for chain.pem, devid.pub, devid.priv and receipt.json.
+    /// Folder for chain.pem, devid.pub, devid.priv, receipt.json and payloads/.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Key type of the DevID.
@@ -125,6 +125,7 @@ fn attest(arguments: &Attest) -> anyhow::Result<u8> {
             chain,
             receipt,
             devid,
+            payloads,
             correlation,
         } => {
             console::say(
@@ -138,6 +139,7 @@ fn attest(arguments: &Attest) -> anyhow::Result<u8> {
             console::say("issue", &format!("ADMITTED, correlation {correlation}"));
             if let Some(folder) = &arguments.out {
                 output::write(folder, &chain, &devid, &receipt)
+                    .and_then(|()| output::write_payloads(folder, &payloads))
                     .with_context(|| format!("folder {}", folder.display()))?;
             }
             Ok(exit::DONE)
@@ -184,7 +186,9 @@ fn is_absent(error: &anyhow::Error) -> bool {
 fn code_of(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<AttestError>() {
         Some(AttestError::Tpm(_) | AttestError::Extends(_)) => exit::TPM,
-        Some(AttestError::Client(_) | AttestError::Message { .. }) => exit::NETWORK,
+        Some(AttestError::Client(_) | AttestError::Message { .. } | AttestError::Payload(_)) => {
+            exit::NETWORK
+        }
         Some(AttestError::Pin(_) | AttestError::TooLarge { .. }) => exit::USAGE,
         Some(AttestError::Random(_)) => exit::TPM,
         None if error.is::<std::io::Error>() => exit::STORAGE,

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use attest_wire::sealed::{Item, is_kind};
 use attest_wire::v1::Receipt;
 use hw::tpm::DevId;
 use sha2::{Digest, Sha256};
@@ -34,20 +35,8 @@ pub fn subject_cn(chain: &[Vec<u8>]) -> String {
 /// # Errors
 /// The first file that could not be written.
 pub fn write(folder: &Path, chain: &[Vec<u8>], devid: &DevId, receipt: &Receipt) -> io::Result<()> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
-    let file = |name: &str, bytes: &[u8]| {
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(folder.join(name))?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
+    private_folder(folder)?;
+    let file = |name: &str, bytes: &[u8]| private_file(&folder.join(name), bytes);
     file("chain.pem", pem(chain).as_bytes())?;
     file("devid.pub", &devid.public)?;
     file("devid.priv", &devid.private)?;
@@ -57,6 +46,52 @@ pub fn write(folder: &Path, chain: &[Vec<u8>], devid: &DevId, receipt: &Receipt)
     }
     let receipt = serde_json::to_vec(receipt).map_err(io::Error::other)?;
     file("receipt.json", &receipt)
+}
+
+/// Folder of the payloads within the folder of an admission.
+pub const PAYLOADS: &str = "payloads";
+
+/// Writes each payload to a file named by its kind, readable for the owner only, in place of those of an
+/// earlier admission: what is no longer delivered does not stay.
+///
+/// # Errors
+/// The first file that could not be written.
+pub fn write_payloads(folder: &Path, payloads: &[Item]) -> io::Result<()> {
+    let folder = folder.join(PAYLOADS);
+    match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    private_folder(&folder)?;
+    for item in payloads {
+        // The kind was checked before it was opened; it decides a path here.
+        if !is_kind(&item.kind) {
+            return Err(io::Error::other(format!(
+                "no kind of payload: {:?}",
+                item.kind
+            )));
+        }
+        private_file(&folder.join(&item.kind), &item.bytes)?;
+    }
+    Ok(())
+}
+
+fn private_folder(folder: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+}
+
+fn private_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// PEM text of DER certificates (RFC 7468).
@@ -114,6 +149,24 @@ mod tests {
             let mode = entry.unwrap().metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o077, 0);
         }
+        let item = |kind: &str| Item {
+            kind: kind.to_owned(),
+            bytes: Zeroizing::new(b"#cloud-config".to_vec()),
+        };
+        write_payloads(&out, &[item("user-data"), item("meta-data")]).unwrap();
+        write_payloads(&out, &[item("user-data")]).unwrap();
+        let files: Vec<_> = std::fs::read_dir(out.join(PAYLOADS))
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .collect();
+        assert_eq!(files.len(), 1, "what is no longer delivered is gone");
+        let mode = files[0].metadata().unwrap().permissions().mode();
+        assert_eq!(
+            (mode & 0o777, files[0].file_name().to_str()),
+            (0o600, Some("user-data"))
+        );
+        assert_eq!(std::fs::read(files[0].path()).unwrap(), b"#cloud-config");
+        write_payloads(&out, &[item("../chain.pem")]).unwrap_err();
         assert_eq!(subject_cn(&chain), "");
         assert_eq!(receipt_digest(&receipt), hex::encode(Sha256::digest([4])));
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attest_wire::oid::{EKU_ATTEST, EKU_RECEIPT, Oid};
-use attest_wire::v1::{ATTEST_SERVER_NAME, Receipt};
+use attest_wire::v1::{ATTEST_SERVER_NAME, Bytes, Receipt};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, Resumption};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
@@ -17,6 +17,8 @@ use rustls::{CertificateError, DigitallySignedStruct, OtherError, SignatureSchem
 use webpki::{EndEntityCert, KeyUsage};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+/// What a receipt's signature covers, before its body.
+const RECEIPT_LABEL: &[u8] = b"vestibule/receipt/v1\0";
 /// Longest chain below the pin: leaf and three intermediates.
 const CHAIN_MAX: usize = 4;
 
@@ -116,23 +118,35 @@ impl Pin {
     /// # Errors
     /// [`PinError::Chain`] or [`PinError::Signature`].
     pub fn check_receipt(&self, receipt: &Receipt) -> Result<(), PinError> {
-        let chain: Vec<CertificateDer<'_>> = receipt
-            .chain
+        let Receipt { body, sig, chain } = receipt;
+        self.check_signed(EKU_RECEIPT, RECEIPT_LABEL, &body.0, &sig.0, chain)
+    }
+
+    /// Checks a signed statement of the gateway: the key is under the pin for this purpose, its signature
+    /// covers label and body.
+    ///
+    /// # Errors
+    /// [`PinError::Chain`] or [`PinError::Signature`].
+    pub fn check_signed(
+        &self,
+        purpose: Oid,
+        label: &[u8],
+        body: &[u8],
+        sig: &[u8],
+        chain: &[Bytes],
+    ) -> Result<(), PinError> {
+        let chain: Vec<CertificateDer<'_>> = chain
             .iter()
             .map(|der| CertificateDer::from(der.0.as_slice()))
             .collect();
         let (leaf, intermediates) = chain.split_first().ok_or_else(|| PinError::Chain {
-            why: "receipt without certificates".to_owned(),
+            why: "a signature without certificates".to_owned(),
         })?;
         // The pinned CA itself may come along; it is not an intermediate.
-        let cert = self.check(leaf, intermediates, EKU_RECEIPT)?;
-        let message = [b"vestibule/receipt/v1\0", receipt.body.0.as_slice()].concat();
-        cert.verify_signature(
-            webpki::aws_lc_rs::ECDSA_P256_SHA256,
-            &message,
-            &receipt.sig.0,
-        )
-        .map_err(|e| PinError::Signature { why: e.to_string() })
+        let cert = self.check(leaf, intermediates, purpose)?;
+        let message = [label, body].concat();
+        cert.verify_signature(webpki::aws_lc_rs::ECDSA_P256_SHA256, &message, sig)
+            .map_err(|e| PinError::Signature { why: e.to_string() })
     }
 
     /// TLS client configuration: TLS 1.3 only, this pin only, no resumption, no early data.

@@ -124,6 +124,16 @@ fn rejects_credentials_of_another_tpm() {
             let own = self.0.endorsement_keys()?;
             self.0.activate(&own[0].public, blob, secret)
         }
+        fn unseal_import(
+            &mut self,
+            ek: &[u8],
+            public: &[u8],
+            private: &[u8],
+            secret: &[u8],
+            pcrs: &[u8],
+        ) -> Result<zeroize::Zeroizing<Vec<u8>>, hw::tpm::TpmError> {
+            self.0.unseal_import(ek, public, private, secret, pcrs)
+        }
         fn certify_devid(&mut self, q: &[u8; 32]) -> Result<hw::tpm::Attested, hw::tpm::TpmError> {
             self.0.certify_devid(q)
         }

@@ -111,6 +111,7 @@ fn walk() -> Infallible {
                 chain,
                 receipt,
                 devid,
+                payloads,
                 correlation,
             }) => {
                 say(
@@ -121,7 +122,10 @@ fn walk() -> Infallible {
                     "issue",
                     &format!("receipt {}", output::receipt_digest(&receipt)),
                 );
-                if let Err(error) = output::write(Path::new(RUN), &chain, &devid, &receipt) {
+                let run = Path::new(RUN);
+                let written = output::write(run, &chain, &devid, &receipt)
+                    .and_then(|()| output::write_payloads(run, &payloads));
+                if let Err(error) = written {
                     say_error("issue", &error);
                 }
                 say("issue", &format!("ADMITTED, correlation {correlation}"));

@@ -124,16 +124,19 @@ impl Ca {
     }
 
     pub fn receipt(&self, body: &[u8]) -> Receipt {
-        let leaf = self.leaf(&[], Some(EKU_RECEIPT));
-        let sig = leaf
-            .key
-            .sign(&[b"vestibule/receipt/v1\0", body].concat())
-            .unwrap();
+        let (sig, chain) = self.sign(EKU_RECEIPT, b"vestibule/receipt/v1\0", body);
         Receipt {
             body: Bytes(body.to_vec()),
             sig: Bytes(sig),
-            chain: vec![Bytes(leaf.der.to_vec())],
+            chain,
         }
+    }
+
+    /// Signature of a fresh key of this purpose over label and body, and its certificate.
+    pub fn sign(&self, purpose: Oid, label: &[u8], body: &[u8]) -> (Vec<u8>, Vec<Bytes>) {
+        let leaf = self.leaf(&[], Some(purpose));
+        let sig = leaf.key.sign(&[label, body].concat()).unwrap();
+        (sig, vec![Bytes(leaf.der.to_vec())])
     }
 }
 
@@ -335,6 +338,18 @@ impl NodeTpm for SoftTpm {
     ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
         self.calls.push(("activate", ek_public.to_vec()));
         Ok(Zeroizing::new(blob.to_vec()))
+    }
+
+    fn unseal_import(
+        &mut self,
+        _: &[u8],
+        _: &[u8],
+        _: &[u8],
+        _: &[u8],
+        _: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+        self.calls.push(("unseal", Vec::new()));
+        Err(TpmError::Lockout)
     }
 
     fn certify_devid(&mut self, qualifying: &[u8; 32]) -> Result<Attested, TpmError> {
