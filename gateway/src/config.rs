@@ -6,6 +6,7 @@
 //! daemon receives its own section. Relative paths are resolved against the file's folder.
 
 mod gate;
+mod handover;
 mod provisioning;
 mod spire;
 
@@ -18,7 +19,9 @@ use gateway_core::identity::MacAddr;
 use gateway_core::inventory::is_machine_name;
 use gateway_core::policy::PRESETS;
 pub use gateway_core::policy::Preset;
+
 use gateway_core::strict_toml::{Document, Mistake, Section};
+pub use handover::{HandoverFiles, PayloadFile, PayloadSpire};
 use netstack::Ipv6Prefix;
 pub use spire::{Spire, SpireServer};
 
@@ -64,6 +67,8 @@ pub struct Config {
     pub gate: Gate,
     /// What SPIRE is told, if anything.
     pub spire: Option<Spire>,
+    /// What admitted machines are given.
+    pub handover: HandoverFiles,
     /// The daemon's own log.
     pub log: Log,
 }
@@ -476,6 +481,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
     let devid = in_section(root, "devid", read_devid);
     let gate = in_section(root, "gate", |s| gate::read_gate(s, base));
     let spire = in_section(root, "spire", |s| spire::read_spire(s, base).ok());
+    let handover = in_section(root, "handover", |s| handover::read_handover(s, base));
     let log = in_section(root, "log", read_log);
     root.close();
     let config = Config {
@@ -490,6 +496,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         devid: devid?,
         gate: gate?,
         spire: spire?,
+        handover: handover?,
         log: log?,
     };
     check_sides(&root.section("management"), &config);

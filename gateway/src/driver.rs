@@ -304,6 +304,12 @@ impl Driver {
                 let done = self.gateway.import_ek_cas(now, time, &caller, &import);
                 answers.push(Perform::answer(reply, done));
             }
+            Request::SealSecret(caller, request, reply) => {
+                let mut seed = Zeroizing::new([0; 32]);
+                crate::random::fill(seed.as_mut_slice());
+                let done = self.gateway.seal_secret(now, &caller, &request, &seed);
+                answers.push(Perform::answer(reply, done));
+            }
             Request::EkCas(reply) => {
                 answers.push(Perform::answer(reply, self.gateway.ek_cas(now)));
             }

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use gateway_core::admission::command::{Caller, Command, EkCaImport, Role};
 pub use gateway_core::admission::effect::WireReply;
+pub use gateway_core::admission::secret::SecretRequest;
 pub use gateway_core::gateway::BootQuery;
 pub use gateway_core::identity::ConnId;
 
@@ -91,6 +92,12 @@ pub(crate) enum Request {
         Caller,
         EkCaImport,
         oneshot::Sender<Result<EkCaImported, Reason>>,
+    ),
+    /// An owner seals a secret to a machine's EK; the line comes back.
+    SealSecret(
+        Caller,
+        Box<SecretRequest>,
+        oneshot::Sender<Result<String, Reason>>,
     ),
     /// The CAs of EK chains.
     EkCas(oneshot::Sender<EkCaList>),
@@ -225,6 +232,17 @@ impl Handle {
         import: EkCaImport,
     ) -> Result<Result<EkCaImported, Reason>, Busy> {
         self.ask(|tx| Request::EkCaImport(caller, import, tx)).await
+    }
+
+    /// Seals a secret to a machine's EK; answered when the act is on disk.
+    pub async fn seal_secret(
+        &self,
+        caller: Caller,
+        request: SecretRequest,
+    ) -> Result<Result<String, Reason>, Busy> {
+        let request = Box::new(request);
+        self.ask(|tx| Request::SealSecret(caller, request, tx))
+            .await
     }
 
     /// The CAs that EK chains are built with.

@@ -1,27 +1,39 @@
-//! Issues an LDevID for a machine that was admitted, and signs its receipt. Blocking; runs on a
-//! worker. Only an [`IssueRequest`] gets here, and only an appraisal that admitted makes one.
+//! Issues an LDevID for a machine that was admitted, signs its receipt, and seals its payloads.
+//! Blocking; runs on a worker. Only an [`IssueRequest`] gets here, and only an appraisal that admitted makes one.
 
-use gateway_core::admission::effect::{IssueRequest, IssuedDevId};
+use attest_wire::v1::handover::SEALED_LABEL;
+use gateway_core::admission::effect::{Delivered, IssueRequest, IssuedDevId};
+use gateway_core::handover::{Handover, Prepared, Recipient};
 use gateway_core::identity::UnixMillis;
 use gateway_core::issuer;
 use gateway_core::reason::Reason;
 use hw::clock::Clock;
+use rand_core::OsRng;
 
-use crate::ca::{CaError, DeviceCa, ReceiptSigner};
+use crate::ca::{CaError, DeviceCa, GrantSigner, ReceiptSigner};
 
-/// The device CA and the receipt key.
+/// The device CA, the receipt key, and what goes with an admission.
 pub struct Issuer {
     device: DeviceCa,
     receipts: ReceiptSigner,
+    grants: GrantSigner,
+    handover: Handover,
     clock: Clock,
 }
 
 impl Issuer {
-    /// Takes both for the life of the daemon.
-    pub fn new(device: DeviceCa, receipts: ReceiptSigner) -> Self {
+    /// Takes all of it for the life of the daemon.
+    pub fn new(
+        device: DeviceCa,
+        receipts: ReceiptSigner,
+        grants: GrantSigner,
+        handover: Handover,
+    ) -> Self {
         Self {
             device,
             receipts,
+            grants,
+            handover,
             clock: Clock,
         }
     }
@@ -53,9 +65,30 @@ impl Issuer {
         })?;
         let receipt = self.receipts.receipt(body).map_err(|e| e.reason())?;
         Ok(IssuedDevId {
+            delivery: self.deliver(request, &receipt.body.0),
             record: issued.record,
             chain: issued.chain,
             receipt,
         })
+    }
+
+    /// Seals and signs what the machine is given.
+    fn deliver(&self, request: &IssueRequest, receipt: &[u8]) -> Result<Option<Delivered>, Reason> {
+        let recipient = Recipient {
+            admission: &request.admission,
+            receipt,
+            peer: request.peer,
+            correlation: &request.verdict.correlation,
+        };
+        let Some(prepared) = self.handover.prepare(&recipient, &mut OsRng)? else {
+            return Ok(None);
+        };
+        let Prepared { unsigned, record } = prepared;
+        let sig = self.grants.sign(SEALED_LABEL, unsigned.body());
+        let sig = sig.map_err(|e| e.reason())?;
+        Ok(Some(Delivered {
+            record,
+            sealed: Box::new(unsigned.signed(sig, self.grants.chain())),
+        }))
     }
 }

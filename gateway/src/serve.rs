@@ -136,7 +136,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         tokio::task::spawn_blocking(move || Appliance::open(&config)).await
     };
     let mut appliance = opened.map_err(|_| ServeError::Task("open"))??;
-    let declared = Declared::load(&config)?;
+    let mut declared = Declared::load(&config)?;
     let metrics = Arc::new(Metrics::default());
     let (catalog, images) = Images::load(&config.boot)?;
     let images = ImageStore::new(images);
@@ -179,10 +179,12 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         let device_ca = appliance.device.certificate();
         (part.clone(), spire::settings(&config, part, &device_ca))
     });
+    let handover = std::mem::take(&mut declared.handover);
     let gateway = Gateway::new(setup(&config, declared, &appliance, catalog)?);
     let gate = gate_in_place(&config, &gateway, &metrics).await?;
     let signer = appliance.ca.receipt_signer()?;
-    let issuer = Arc::new(Issuer::new(appliance.device, signer));
+    let grants = appliance.ca.grant_signer()?;
+    let issuer = Arc::new(Issuer::new(appliance.device, signer, grants, handover));
     let probe_wait = Duration::from_millis(config.provisioning.conflict_probe_ms.into());
     let performer = Performer::new(
         dhcp.sender(Arc::clone(&metrics)),
@@ -416,6 +418,7 @@ struct Listeners {
     health: Listener,
     http_boot: HttpBoot,
     hosts: Vec<String>,
+    ekseal: bool,
     neighbours: Neighbours,
 }
 
@@ -447,6 +450,7 @@ impl Listeners {
             .await?,
             http_boot: config.provisioning.http_boot,
             hosts: admin::hosts(&config.management, config.management.admin_port),
+            ekseal: config.handover.ekseal,
             neighbours,
         })
     }
@@ -517,6 +521,7 @@ impl Listeners {
             handle: handle.clone(),
             metrics: metrics.clone(),
             hosts: Arc::new(self.hosts),
+            ekseal: self.ekseal,
             neighbours: self.neighbours.clone(),
             gate: gate.clone(),
         };

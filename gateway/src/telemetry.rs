@@ -231,6 +231,14 @@ pub fn recorded(seq: u64, record: &Record) {
             seq,
             "bridge"
         ),
+        Record::Delivery(delivery) => tracing::info!(
+            step = Step::Issue.name(),
+            machine_id = delivery.machine.0,
+            correlation = delivery.correlation,
+            payloads = delivery.items.len(),
+            seq,
+            "delivery"
+        ),
         Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
         Record::Policy(policy) => tracing::info!(sha256 = policy.sha256, seq, "policy"),
         Record::Pruned(pruned) => tracing::info!(

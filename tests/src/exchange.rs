@@ -105,6 +105,15 @@ impl Connection {
 }
 
 impl Connection {
+    /// `GET path`; status and body.
+    ///
+    /// # Errors
+    /// The connection ends before an answer.
+    pub fn get(&mut self, path: &str) -> Result<(u16, Vec<u8>)> {
+        let response = crate::http::exchange(&mut self.stream, &self.host, "GET", path, &[], b"")?;
+        Ok((response.status, response.body))
+    }
+
     /// A `POST` that says it has `length` bytes, of which only the first are sent.
     ///
     /// # Errors

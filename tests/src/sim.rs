@@ -59,6 +59,8 @@ pub enum Attested {
         devid: hw::tpm::DevId,
         /// Body of the receipt, JSON.
         receipt: Vec<u8>,
+        /// Payloads that it opened.
+        payloads: Vec<attest_wire::sealed::Item>,
     },
     /// A claim waits for its owner.
     Pending {
@@ -250,11 +252,13 @@ impl Machine {
                 chain,
                 receipt,
                 devid,
+                payloads,
                 ..
             } => Attested::Admitted {
                 chain,
                 devid,
                 receipt: receipt.body.0,
+                payloads,
             },
             attester::Outcome::Pending { code, .. } => Attested::Pending { code },
             attester::Outcome::Refused {

@@ -68,6 +68,8 @@ pub struct Options {
     pub conflict_probe_ms: u16,
     /// `provisioning.rogue_probe_secs`.
     pub rogue_probe_secs: u32,
+    /// More of the configuration, behind everything else.
+    pub more: String,
     /// Whether the folder of EK roots has the CA of the machines' TPMs.
     pub ek_roots: bool,
     /// The `[gate]` of the configuration; empty for none.
@@ -92,6 +94,7 @@ impl Default for Options {
             dhcp_mode: "server",
             conflict_probe_ms: 40,
             rogue_probe_secs: 600,
+            more: String::new(),
             ek_roots: true,
             gate: String::new(),
         }
@@ -559,7 +562,9 @@ auth = "{auth}"
 [log]
 format = "json"
 filter = "{filter}"
-{gate}"#,
+{gate}
+{more}"#,
+        more = options.more,
         prefix = options.prefix,
         lease_secs = options.lease_secs,
         ipv6 = if options.ipv6 {

@@ -75,6 +75,7 @@ fn urgent(record: &Record) -> bool {
         | Record::Verdict(_)
         | Record::EkCertificates(_)
         | Record::Bridge(_)
+        | Record::Delivery(_)
         | Record::RefusalSummary(_)
         | Record::Gate(_)
         | Record::Anchor(_) => false,

@@ -54,6 +54,7 @@ pub fn apply(catalog: &mut [CatalogEntry], act: &Act) {
         | Act::Withdraw { .. }
         | Act::Retire { .. }
         | Act::EkCaImport { .. }
-        | Act::EkCaRemove { .. } => {}
+        | Act::EkCaRemove { .. }
+        | Act::SealSecret { .. } => {}
     }
 }

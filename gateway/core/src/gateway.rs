@@ -18,6 +18,7 @@ use crate::admission::effect::{Effect, IssuedDevId, Rules, WorkDone};
 use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
 use crate::admission::registry::{Machine, Registry};
+use crate::admission::secret::SecretRequest;
 use crate::admission::{Admission, HelloInput};
 use crate::appraisal::{EkDirectory as _, RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};
@@ -734,6 +735,21 @@ impl Gateway {
     ) -> Result<EkCaImported, Reason> {
         self.admission
             .import_ek_cas(now, time, caller, import, &mut self.out)
+    }
+
+    /// Seals a secret of the owner to the EK of a machine; the line, once the act is on disk.
+    ///
+    /// # Errors
+    /// As [`Admission::seal_secret`].
+    pub fn seal_secret(
+        &mut self,
+        now: UnixMillis,
+        caller: &Caller,
+        request: &SecretRequest,
+        seed: &[u8; 32],
+    ) -> Result<String, Reason> {
+        self.admission
+            .seal_secret(now, caller, request, seed, &mut self.out)
     }
 
     /// The CAs that EK chains are built with.

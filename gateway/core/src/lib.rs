@@ -13,6 +13,7 @@ pub mod bootfile;
 pub mod catalog;
 pub mod gate;
 pub mod gateway;
+pub mod handover;
 pub mod identity;
 pub mod inventory;
 pub mod issuer;

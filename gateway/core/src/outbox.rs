@@ -94,6 +94,7 @@ impl Outbox {
             | Record::Policy(_)
             | Record::Pruned(_)
             | Record::Bridge(_)
+            | Record::Delivery(_)
             | Record::Gate(_) => {}
         }
     }

@@ -4,6 +4,7 @@
 //! these structs (field order as declared). A journal record is working state: leases and walk
 //! marks, unsigned and compacted. Neither holds a secret.
 
+use attest_wire::v1::handover::ItemDigest;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
@@ -30,6 +31,8 @@ pub enum Record {
     EkCertificates(EkCertificates),
     /// The counter of the appliance's TPM moves on: everything up to here is there for good.
     Anchor(Anchor),
+    /// Payloads were sealed for a machine.
+    Delivery(Delivery),
     /// Another appraisal policy than before is in force from here on.
     Policy(PolicyInForce),
     /// The oldest segments of the ledger are removed; a signed base stands for them.
@@ -179,6 +182,22 @@ impl GateCause {
             GateCause::Expired => "expired",
         }
     }
+}
+
+/// Payloads on their way to an admitted machine; written before they leave. Digests, never contents.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Delivery {
+    /// The machine.
+    pub machine: MachineId,
+    /// The verdict's correlation id.
+    pub correlation: String,
+    /// Kind and SHA-256 of each plaintext.
+    pub items: Vec<ItemDigest>,
+    /// The EK that they are wrapped for.
+    pub ek_name: EkName,
+    /// Name of the wrapped secret, hex: it covers the PCR policy.
+    pub object_name: String,
 }
 
 /// A value of the counter.
@@ -333,6 +352,19 @@ pub enum Act {
         /// The certificate, DER in base64: a restart and an auditor need no other file.
         der: String,
     },
+    /// A secret of the owner was sealed to a machine's EK, for tools of its own system.
+    SealSecret {
+        /// The machine.
+        machine: MachineId,
+        /// What the owner calls it.
+        payload: String,
+        /// Whether it is bound to the PCR values of the last admission.
+        pcrs: bool,
+        /// The EK.
+        ek_name: EkName,
+        /// Name of the wrapped secret, hex.
+        object_name: String,
+    },
     /// An imported CA certificate was taken out.
     EkCaRemove {
         /// SHA-256 of its DER, hex.
@@ -353,6 +385,7 @@ impl Act {
             | Act::Uncordon { machine }
             | Act::MarkInstalled { machine }
             | Act::Withdraw { machine, .. }
+            | Act::SealSecret { machine, .. }
             | Act::Retire { machine } => Some(machine),
             Act::ClaimAppliance
             | Act::AdoptLedger { .. }

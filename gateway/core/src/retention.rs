@@ -113,7 +113,7 @@ pub fn carried(removed: &[Numbered<'_>], now: UnixMillis) -> BTreeSet<u64> {
                 carry.keep.insert(seq);
             }
             // What SPIRE was told is compared with the server, not with the ledger.
-            Record::RefusalSummary(_) | Record::Bridge(_) => {}
+            Record::RefusalSummary(_) | Record::Bridge(_) | Record::Delivery(_) => {}
             Record::Anchor(_) => anchor = Some(seq),
             Record::Gate(change) => carry.gate(seq, &change.machine),
             Record::Claim(claim) => carry.settles(seq, &claim.machine),
@@ -164,6 +164,7 @@ fn machine_of(act: &Act) -> Subject<'_> {
         | Act::Uncordon { machine }
         | Act::MarkInstalled { machine }
         | Act::Withdraw { machine, .. }
+        | Act::SealSecret { machine, .. }
         | Act::Retire { machine } => Subject::Machine(machine),
         Act::EkCaRemove { .. } | Act::EkCaImport { .. } => Subject::AllMachines,
         Act::ClaimAppliance

@@ -94,6 +94,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::Pruned(_) => "pruned",
             Record::Gate(_) => "gate",
             Record::Bridge(_) => "bridge",
+            Record::Delivery(_) => "delivery",
         })
         .collect();
     assert_eq!(kinds, ["claim", "operator", "verdict", "certificate"]);

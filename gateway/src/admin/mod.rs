@@ -50,6 +50,7 @@ pub(crate) enum Operation {
     Cordon,
     Uncordon,
     MarkInstalled,
+    SealSecret,
     Withdraw,
     Retire,
     ImageFloor,
@@ -83,7 +84,7 @@ const fn row(method: Method, path: &'static str, role: Role, operation: Operatio
 }
 
 /// The whole API.
-pub(crate) static ROUTES: [Route; 26] = {
+pub(crate) static ROUTES: [Route; 27] = {
     use Operation as Op;
     use Role::{Operator, Owner, Viewer};
     [
@@ -131,6 +132,7 @@ pub(crate) static ROUTES: [Route; 26] = {
             Op::Withdraw,
         ),
         row(Method::POST, "/v1/machines/{}/retire", Owner, Op::Retire),
+        row(Method::POST, "/v1/machines/{}/seal", Owner, Op::SealSecret),
         row(Method::POST, "/v1/images/{}/floor", Owner, Op::ImageFloor),
         row(
             Method::POST,
@@ -155,6 +157,8 @@ pub struct AdminService {
     pub metrics: Arc<Metrics>,
     /// Values of the `Host` header that mean us.
     pub hosts: Arc<Vec<String>>,
+    /// Whether an owner may seal secrets to machines (`handover.ekseal`).
+    pub ekseal: bool,
     /// LLDP neighbours.
     pub neighbours: Neighbours,
     /// The gate.

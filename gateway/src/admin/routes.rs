@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::types::{
     ApproveRequest, Done, EkCaImportRequest, FloorRequest, ImageList, LedgerPage, MachineList,
-    NoFields, Timeline, WithdrawRequest,
+    NoFields, SealRequest, SealedSecret, Timeline, WithdrawRequest,
 };
 use super::{AdminService, Operation, page};
 use crate::handle::{Busy, Caller, Command};
@@ -110,6 +110,7 @@ pub(super) async fn perform(
             return Ok(http::json(StatusCode::OK, &export));
         }
         Operation::EkCaImport => return import(service, caller, request).await,
+        Operation::SealSecret => return seal(service, caller, machine, request).await,
         Operation::EkCaRemove => {
             let why = read::<WithdrawRequest>(request).await?.why;
             Command::EkCaRemove(subject, why)
@@ -237,6 +238,49 @@ async fn import(
     );
     match outcome {
         Ok(imported) => Ok(http::json(StatusCode::OK, &imported)),
+        Err(reason) => Err(Refusal::new(status_of(&reason), reason)),
+    }
+}
+
+/// Seals a secret to a machine's EK. Neither the secret nor the line is logged.
+async fn seal(
+    service: &AdminService,
+    caller: &Caller,
+    machine: MachineId,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    if !service.ekseal {
+        return Err(Refusal::new(
+            StatusCode::CONFLICT,
+            Reason::new(
+                "secret.off",
+                "handover.ekseal = true in the configuration",
+                "false",
+                "docs/OPERATIONS.md, secrets for other systems",
+                "read what the form does not protect, then switch it on",
+            ),
+        ));
+    }
+    let body = read::<SealRequest>(request).await?;
+    let wanted = body.into_request(machine).map_err(bad_request)?;
+    let (subject, kind) = (wanted.machine.clone(), wanted.kind.clone());
+    let outcome = service.handle.seal_secret(caller.clone(), wanted).await;
+    let outcome = outcome.map_err(busy)?;
+    let done = if outcome.is_ok() { "done" } else { "refused" };
+    service
+        .metrics
+        .count(ADMIN_ACTS, format!("seal_secret/{done}"));
+    tracing::info!(
+        by = %telemetry::redact(&caller.cn),
+        role = caller.role.as_str(),
+        act = "seal_secret",
+        subject = %telemetry::redact(&subject.0),
+        kind = %telemetry::redact(&kind),
+        outcome = done,
+        "administrator"
+    );
+    match outcome {
+        Ok(bundle) => Ok(http::json(StatusCode::OK, &SealedSecret { bundle })),
         Err(reason) => Err(Refusal::new(status_of(&reason), reason)),
     }
 }

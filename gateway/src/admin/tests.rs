@@ -121,6 +121,14 @@ fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
                 judged_again: 1,
             }));
         }
+        Asked::SealSecret(caller, request, tx) => {
+            let text = format!(
+                "{} seals {} for {}",
+                caller.cn, request.kind, request.machine
+            );
+            acts.lock().expect("lock").push(text);
+            let _ = tx.send(Ok("AAA=@@NULL@@BBB=@@NULL@@CCC=".to_owned()));
+        }
         Asked::EkCas(tx) => {
             let roots = gateway_core::appraisal::EkRoots::default();
             let now = UnixMillis(1_796_040_000_000);
@@ -203,6 +211,7 @@ async fn site() -> Site {
         handle,
         metrics: metrics.clone(),
         hosts: Arc::new(hosts(&management, address.port())),
+        ekseal: true,
         neighbours: Neighbours::of_test(),
         gate: crate::gate::GateDoor::of_test(),
     };
@@ -268,6 +277,7 @@ async fn the_role_matrix() {
             Operation::Withdraw | Operation::EkCaRemove => &["-d", "{\"why\":\"stolen\"}"],
             Operation::EkCaImport => &["-d", &import],
             Operation::ImageFloor => &["-d", "{\"floor\":3}"],
+            Operation::SealSecret => &["-d", "{\"kind\":\"secret\",\"secret\":\"c2VjcmV0\"}"],
             _ => &[],
         };
         for (name, role) in [

@@ -1,13 +1,16 @@
 //! Bodies of the admin API and their conversions. Unknown fields are refused; docs/admin-api.md
 //! shows one example of each.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use gateway_core::appraisal::ek_record::decode_der;
 use gateway_core::identity::MachineId;
 use gateway_core::reason::Reason;
 use gateway_core::view::{ImageView, LedgerView, MachineView, TimelineEntry};
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
-use crate::handle::{Command, EkCaImport};
+use crate::handle::{Command, EkCaImport, SecretRequest};
 
 /// Longest text of an operator, in bytes.
 const TEXT_MAX_BYTES: usize = 256;
@@ -110,6 +113,55 @@ impl EkCaImportRequest {
             source: self.source,
         })
     }
+}
+
+/// `POST /v1/machines/{id}/seal`
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SealRequest {
+    /// What the owner calls the secret; it stays in the ledger.
+    pub kind: String,
+    /// The secret, in base64: 1 to 128 bytes.
+    pub secret: String,
+    /// Whether it is bound to PCR 4, 7 and 11 of the machine's last admission.
+    #[serde(default)]
+    pub pcr: bool,
+}
+
+impl std::fmt::Debug for SealRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SealRequest")
+            .field("kind", &self.kind)
+            .field("pcr", &self.pcr)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SealRequest {
+    /// What the core is asked.
+    ///
+    /// # Errors
+    /// A secret that is not base64.
+    pub fn into_request(self, machine: MachineId) -> Result<SecretRequest, Reason> {
+        let text = Zeroizing::new(self.secret);
+        let secret = STANDARD.decode(text.as_bytes()).map_err(|_| {
+            // What was sent is not told back.
+            field("secret", "base64".to_owned(), "something else")
+        })?;
+        Ok(SecretRequest {
+            machine,
+            kind: self.kind,
+            secret: Zeroizing::new(secret),
+            pcrs: self.pcr,
+        })
+    }
+}
+
+/// Answer to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedSecret {
+    /// The three blobs in one line.
+    pub bundle: String,
 }
 
 /// `POST /v1/images/{name}/floor`

@@ -1,14 +1,22 @@
 //! `vestibule machine`, `claims`, `image` and `status`: the admin API in words.
 
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use gateway_core::admission::secret::SECRET_MAX_BYTES;
 use gateway_core::view::{MachineView, StatusView};
 use serde_json::json;
+use zeroize::Zeroizing;
 
 use super::client::Client;
 use super::{Desk, Exit, Failure, ImageCommand, MachineCommand, OneMachine, Output};
 use crate::admin::types::{
-    ApproveRequest, Done, FloorRequest, ImageList, MachineList, NoFields, Timeline, WithdrawRequest,
+    ApproveRequest, Done, FloorRequest, ImageList, MachineList, NoFields, SealRequest,
+    SealedSecret, Timeline, WithdrawRequest,
 };
 use crate::neighbours::NeighbourList;
 
@@ -46,11 +54,50 @@ pub(super) fn machine(out: &Output, command: MachineCommand) -> Result<Exit, Fai
             let path = path_of(&one, "withdraw")?;
             act(out, &one, &path, &WithdrawRequest { why }, "withdrawn")
         }
+        MachineCommand::Seal {
+            one,
+            secret_file,
+            kind,
+            pcr,
+        } => seal(out, &one, &secret_file, kind, pcr),
         MachineCommand::Cordon(one) => bare(out, &one, "cordon", "cordoned"),
         MachineCommand::Uncordon(one) => bare(out, &one, "uncordon", "uncordoned"),
         MachineCommand::Installed(one) => bare(out, &one, "installed", "marked installed"),
         MachineCommand::Retire(one) => bare(out, &one, "retire", "retired"),
     }
+}
+
+/// Seals the content of a file to the machine's EK and prints the line.
+fn seal(
+    out: &Output,
+    one: &OneMachine,
+    file: &Path,
+    kind: String,
+    pcr: bool,
+) -> Result<Exit, Failure> {
+    let told = |text: String| Failure::told(Exit::Usage, text);
+    let unreadable = |error| told(format!("cannot read {}: {error}", file.display()));
+    let mut secret = Zeroizing::new(Vec::with_capacity(SECRET_MAX_BYTES + 1));
+    File::open(file)
+        .map_err(unreadable)?
+        .take(SECRET_MAX_BYTES as u64 + 1)
+        .read_to_end(&mut secret)
+        .map_err(unreadable)?;
+    if !(1..=SECRET_MAX_BYTES).contains(&secret.len()) {
+        return Err(told(format!(
+            "{}: expected 1 to {SECRET_MAX_BYTES} bytes, found {}; encrypt what is larger, and seal the key",
+            file.display(),
+            if secret.is_empty() { "none" } else { "more" }
+        )));
+    }
+    let body = SealRequest {
+        kind,
+        secret: STANDARD.encode(&secret),
+        pcr,
+    };
+    let sealed: SealedSecret = Client::open(&one.desk)?.post(&path_of(one, "seal")?, &body)?;
+    out.print(&sealed, || sealed.bundle.clone());
+    Ok(Exit::Done)
 }
 
 /// The digest that the claim shows now, if it is the one that the owner compared.

@@ -497,6 +497,22 @@ pub enum MachineCommand {
         #[arg(long)]
         why: String,
     },
+    /// Seal a secret to its EK for tools of its own system, and print the line. Any system on that machine
+    /// opens it; off unless handover.ekseal is set.
+    Seal {
+        /// The machine.
+        #[command(flatten)]
+        one: OneMachine,
+        /// File with the secret, 1 to 128 bytes.
+        #[arg(long)]
+        secret_file: PathBuf,
+        /// What it is called in the ledger.
+        #[arg(long, default_value = "secret")]
+        kind: String,
+        /// Bind it to PCR 4, 7 and 11 of the machine's last admission.
+        #[arg(long)]
+        pcr: bool,
+    },
     /// Take it out of the fleet.
     Retire(OneMachine),
 }

@@ -99,7 +99,8 @@ impl Evidence {
             | Record::Gate(_)
             | Record::Policy(_)
             | Record::Pruned(_)
-            | Record::Bridge(_) => return,
+            | Record::Bridge(_)
+            | Record::Delivery(_) => return,
             Record::EkCertificates(record) => {
                 self.judged_again(record);
                 return;

@@ -3,6 +3,7 @@
 //! Reads the files and hands them to the cores that judge them. One unreadable file stops the
 //! start: a machine or a root left out silently would be a different decision.
 
+mod handover;
 pub mod unmatched;
 
 use std::io::Read as _;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use gateway_core::appraisal::ek::EkRoots;
 use gateway_core::appraisal::x509::{CertError, CrlError};
+use gateway_core::handover::Handover;
 use gateway_core::inventory::Inventory;
 use gateway_core::policy::Policy;
 use gateway_core::strict_toml::FILE_MAX_BYTES;
@@ -48,6 +50,17 @@ pub enum DeclaredError {
         /// Why.
         source: CrlError,
     },
+    /// A payload cannot be handed over.
+    #[error("payload {}: {why}", path.display())]
+    Payload {
+        /// The file.
+        path: PathBuf,
+        /// Why; never its content.
+        why: String,
+    },
+    /// Payloads that do not go together.
+    #[error("payloads: {0}")]
+    Payloads(String),
     /// Far more files than there are TPM vendors.
     #[error("{} holds more than {ROOT_FILES_MAX} files", path.display())]
     TooManyRoots {
@@ -64,6 +77,8 @@ pub struct Declared {
     pub ek_roots: EkRoots,
     /// The appraisal policy.
     pub policy: Policy,
+    /// What admitted machines are given.
+    pub handover: Handover,
 }
 
 impl Declared {
@@ -76,6 +91,7 @@ impl Declared {
             policy: load_policy(&config.policy)?,
             inventory: load_inventory(&config.inventory)?,
             ek_roots: load_ek_roots(&config.inventory)?,
+            handover: handover::load(&config.handover)?,
         })
     }
 }

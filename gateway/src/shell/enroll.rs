@@ -26,6 +26,7 @@ use crate::handle::{ConnId, Connection, Handle, WireReply};
 use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
 use crate::shell::http::{self, Body, Refusal};
 use crate::shell::listen::{self, Listener};
+use crate::shell::metadata;
 use crate::telemetry;
 
 /// Time to receive one body: 512 KiB at the slowest link that boots an 80 MiB image at all.
@@ -159,6 +160,10 @@ impl AttestService {
         let asked = match request.uri().path() {
             HELLO_PATH => Next::Hello,
             EVIDENCE_PATH => Next::Evidence,
+            other if metadata::asks(other) => {
+                let reason = metadata::reason(telemetry::redact(other));
+                return Err(Refusal::new(StatusCode::FORBIDDEN, reason));
+            }
             other => {
                 let found = telemetry::redact(other);
                 return Err(Refusal::new(

@@ -19,6 +19,7 @@ use crate::metrics::{self, Metrics};
 use crate::neighbours::{LldpInterface, Neighbours};
 use crate::shell::http::{self, Body};
 use crate::shell::listen::{self, Listener};
+use crate::shell::metadata;
 
 /// A driver that takes longer than this for a look at its counters is not alive.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -55,6 +56,9 @@ pub async fn run(listener: Listener, service: HealthService, cancel: Cancellatio
 
 impl HealthService {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        if metadata::asks(request.uri().path()) {
+            return metadata::refusal();
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
             http::set(&mut response, header::ALLOW, "GET, HEAD");

@@ -30,6 +30,7 @@ use crate::images::{Image, ImageStore};
 use crate::metrics::{BOOT_BYTES, Metrics, REQUESTS_REFUSED, RESPONSES};
 use crate::shell::http::{self, Body};
 use crate::shell::listen::{self, Listener};
+use crate::shell::metadata;
 use crate::telemetry;
 
 /// Path of the iPXE script; the query names the machine.
@@ -121,7 +122,12 @@ impl BootService {
     ) -> Response<Body> {
         let method = request.method();
         let head = *method == Method::HEAD;
-        let mut response = if head || *method == Method::GET {
+        let mut response = if metadata::asks(request.uri().path()) {
+            let reason = metadata::reason(telemetry::redact(request.uri().path()));
+            self.metrics.count(REQUESTS_REFUSED, reason.code.clone());
+            telemetry::refused(transport.name(), peer, &reason);
+            metadata::refusal()
+        } else if head || *method == Method::GET {
             self.get(transport, peer, &request).await
         } else {
             let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");

@@ -11,6 +11,7 @@ pub mod http;
 pub mod https_boot;
 pub mod listen;
 pub mod lldp;
+pub mod metadata;
 pub mod ra;
 pub mod seats;
 pub mod segment;

@@ -18,6 +18,7 @@ pub mod lldp;
 pub mod local_disk;
 pub mod policy;
 pub mod rollback;
+pub mod sealed;
 pub mod slow;
 pub mod spire;
 pub mod starts;
@@ -77,6 +78,12 @@ pub const ALL: &[Scenario] = &[
         what: "spire-server and spire-agent 1.13.3 with our LDevIDs; entries, renewal, withdrawal and the sweeper",
         limit_secs: 1_800,
         run: spire::run,
+    },
+    Scenario {
+        name: "sealed",
+        what: "payloads open for their machine, boot and session alone; tpm2-tools open the owner's secret",
+        limit_secs: 120,
+        run: sealed::run,
     },
     Scenario {
         name: "kill",

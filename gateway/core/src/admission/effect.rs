@@ -15,7 +15,7 @@ use crate::gate::Change;
 use crate::identity::{ConnId, MachineId, UnixMillis};
 use crate::policy::Policy;
 use crate::reason::Reason;
-use crate::record::{Certificate, JournalRecord, Record, Verdict};
+use crate::record::{Certificate, Delivery, JournalRecord, Record, Verdict};
 use crate::walk::Step;
 
 /// One thing to do.
@@ -113,6 +113,8 @@ pub struct IssueRequest {
     pub admission: Verified<Admission>,
     /// The verdict as recorded; signed as the receipt.
     pub verdict: Verdict,
+    /// The address it speaks from.
+    pub peer: std::net::IpAddr,
 }
 
 /// What the CA made of an [`IssueRequest`].
@@ -123,6 +125,16 @@ pub struct IssuedDevId {
     pub chain: Vec<Vec<u8>>,
     /// The signed verdict.
     pub receipt: attest_wire::v1::Receipt,
+    /// Payloads, or why they are withheld.
+    pub delivery: Result<Option<Delivered>, Reason>,
+}
+
+/// Payloads that are sealed and signed.
+pub struct Delivered {
+    /// The record to write before they leave.
+    pub record: Delivery,
+    /// What the node gets.
+    pub sealed: Box<attest_wire::v1::handover::Sealed>,
 }
 
 /// Pure work for a blocking worker.

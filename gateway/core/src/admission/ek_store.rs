@@ -81,7 +81,8 @@ pub fn apply(
         | Act::Retire { .. }
         | Act::ImageAdd { .. }
         | Act::ImageFloor { .. }
-        | Act::ImageWithdraw { .. } => {}
+        | Act::ImageWithdraw { .. }
+        | Act::SealSecret { .. } => {}
     }
 }
 

@@ -3,10 +3,11 @@
 //! Decides what follows from an appraisal and from an administrator's act. Does not judge evidence
 //! (`appraisal`), make certificates (the shell's CA) or know any socket.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use attest_wire::v1::handover::Sealed;
 use attest_wire::v1::{AttestationResult, Verdict as WireVerdict};
 use zeroize::Zeroizing;
 
@@ -30,10 +31,11 @@ pub mod event;
 pub mod machine;
 mod refusals;
 pub mod registry;
+pub mod secret;
 mod session;
 
 use command::{Caller, Command};
-use effect::{Effect, IssueRequest, IssuedDevId, Rules, WireReply, Work};
+use effect::{Delivered, Effect, IssueRequest, IssuedDevId, Rules, WireReply, Work};
 use event::Event;
 use machine::State;
 use refusals::Refusals;
@@ -77,6 +79,8 @@ pub struct Admission {
     seal: String,
     /// Machines whose EK certificates are to be judged again: a CA has arrived.
     ek_again: VecDeque<MachineId>,
+    /// What machines have proven since the start, for secrets that are sealed to them.
+    proven: BTreeMap<MachineId, secret::Proven>,
 }
 
 impl Admission {
@@ -90,6 +94,7 @@ impl Admission {
             rules,
             seal,
             ek_again: VecDeque::new(),
+            proven: BTreeMap::new(),
         };
         // The folder of EK roots may hold more than before the start.
         admission.judge_eks_again();
@@ -290,7 +295,8 @@ impl Admission {
             Phase::Judging(catalog) => Arc::ptr_eq(catalog, &self.rules.catalog),
             Phase::JudgingHello | Phase::Challenged(_) => false,
         };
-        let (correlation, mac) = (session.correlation.clone(), session.mac);
+        let (mac, peer) = (session.mac, session.peer);
+        let correlation = session.correlation.clone();
         let still = self.may_attest(&id).and_then(|()| {
             self.cas_still_known(&proof.facts)?;
             if !unchanged {
@@ -315,11 +321,13 @@ impl Admission {
         self.write(now, Record::Verdict(verdict.clone()), out);
         out.saw(Seen::Admitted(id.clone(), mac));
         self.ek_shown(now, &id, &proof.facts, out);
+        self.keep_proven(&proof);
         out.push(Effect::Issue(Box::new(IssueRequest {
             conn,
             machine: id,
             admission: proof,
             verdict,
+            peer,
         })));
     }
 
@@ -346,18 +354,20 @@ impl Admission {
                     wire(out, conn, 403, explained(&correlation, &reason));
                     return;
                 }
+                let mut hint = format!("admitted as {machine}");
+                let sealed = self.delivered(now, machine, issued.delivery, &mut hint, out);
                 let mac = session.map_or(MacAddr([0; 6]), |s| s.mac);
                 let detail = format!("attempt {correlation}");
                 self.mark(now, mac, Some(machine.clone()), Step::Issue, detail, out);
                 let result = AttestationResult {
                     verdict: WireVerdict::Admitted,
                     code: "admitted".to_owned(),
-                    hint: format!("admitted as {machine}"),
+                    hint,
                     correlation,
                     retry_secs: 0,
                     receipt: Some(issued.receipt),
                     devid_chain: issued.chain.into_iter().map(Into::into).collect(),
-                    sealed: None,
+                    sealed,
                     grant: None,
                 };
                 wire(out, conn, 200, result);
@@ -368,6 +378,30 @@ impl Admission {
                 let mut result = explained(&correlation, &reason);
                 result.hint = "the gateway could not issue; an operator must look".to_owned();
                 wire(out, conn, 503, result);
+            }
+        }
+    }
+
+    /// Payloads go on record before they leave; those that are withheld are told of.
+    fn delivered(
+        &mut self,
+        now: UnixMillis,
+        machine: &MachineId,
+        delivery: Result<Option<Delivered>, Reason>,
+        hint: &mut String,
+        out: &mut Outbox,
+    ) -> Option<Box<Sealed>> {
+        match delivery {
+            Ok(None) => None,
+            Ok(Some(Delivered { record, sealed })) => {
+                self.write(now, Record::Delivery(record), out);
+                Some(sealed)
+            }
+            Err(reason) => {
+                hint.push_str(&format!("; payloads withheld: {}", reason.code));
+                self.refusals.count(&reason);
+                out.refused(machine.to_string(), vec![reason]);
+                None
             }
         }
     }

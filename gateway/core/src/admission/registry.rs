@@ -352,6 +352,13 @@ impl Registry {
                     self.note(id, seq, at, None, text.trim_end().to_owned(), Vec::new());
                 }
             }
+
+            Record::Delivery(delivery) => {
+                let kinds: Vec<&str> = delivery.items.iter().map(|i| i.kind.as_str()).collect();
+                let text = format!("payloads sealed: {}", kinds.join(", "));
+                let id = &delivery.machine;
+                self.note(id, seq, at, Some(Step::Issue), text, Vec::new());
+            }
             Record::Genesis(_)
             | Record::RefusalSummary(_)
             | Record::Anchor(_)
@@ -453,6 +460,17 @@ impl Registry {
             | Act::ImageAdd { .. }
             | Act::ImageFloor { .. }
             | Act::ImageWithdraw { .. } => return,
+            Act::SealSecret {
+                machine,
+                payload,
+                pcrs,
+                ..
+            } => {
+                let bound = if *pcrs { ", bound to its PCRs" } else { "" };
+                let text = format!("{payload} sealed to its EK by {by}{bound}");
+                self.note(machine, seq, at, None, text, Vec::new());
+                return;
+            }
         };
         self.note(id, seq, at, None, text, Vec::new());
         self.replayed(at, id, &event);

@@ -391,6 +391,10 @@ pub struct Admission {
     pub binding: Binding,
     /// The DevID public area that was certified.
     pub devid: Public,
+    /// The EKs that were activated, each with its index in the hello.
+    pub proven: Vec<(u8, Public)>,
+    /// What the attester can take beyond an LDevID.
+    pub can: Vec<v1::handover::Ability>,
     /// What is written down.
     pub facts: Facts,
     /// Failures of rows in report mode.

@@ -302,6 +302,8 @@ pub fn appraise_evidence(
         Standing::Bound(binding) => Appraisal::Admitted(Box::new(Verified(Admission {
             binding: *binding,
             devid: hello.devid,
+            proven: proven(&hello.eks, &hello.challenged),
+            can: hello.hello.can,
             facts,
             reported: judge.reported,
             checks: judge.checks,
@@ -610,6 +612,11 @@ fn relied_on(eks: &[Ek], standing: &Standing) -> Vec<u8> {
         out.push(0);
     }
     out
+}
+
+fn proven(eks: &[Ek], indices: &[u8]) -> Vec<(u8, Public)> {
+    let eks = challenged(eks, indices).map(|ek| ek.public.clone());
+    indices.iter().copied().zip(eks).collect()
 }
 
 fn challenged<'a>(eks: &'a [Ek], indices: &[u8]) -> impl Iterator<Item = &'a Ek> {

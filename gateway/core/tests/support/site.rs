@@ -316,6 +316,7 @@ impl Site {
                         sig: vec![1].into(),
                         chain: Vec::new(),
                     },
+                    delivery: Ok(None),
                 });
                 let input = Input::Issued {
                     conn: request.conn,

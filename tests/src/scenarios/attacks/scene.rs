@@ -357,6 +357,7 @@ impl<'a> Scene<'a> {
                 | Record::Pruned(_)
                 | Record::Gate(_)
                 | Record::Bridge(_)
+                | Record::Delivery(_)
                 | Record::Anchor(_) => {}
             }
         }
