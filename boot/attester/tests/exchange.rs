@@ -250,7 +250,7 @@ fn rejects_admission_that_is_of_no_use() {
             Box::new(|r| r.receipt.as_mut().unwrap().body = Bytes(b"{ }".to_vec())),
         ),
         (
-            "receipt without certificates",
+            "without certificates",
             Box::new(|r| r.receipt.as_mut().unwrap().chain.clear()),
         ),
     ];

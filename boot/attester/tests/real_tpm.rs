@@ -9,7 +9,7 @@ mod swtpm;
 
 use attester::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome};
 use hw::tpm::{DevIdKind, NodeDevice, NodeTpm};
-use support::honest::{Decision, honest};
+use support::honest::{Decision, Lie, honest};
 use support::{Ca, facts, serve_one};
 use swtpm::Swtpm;
 
@@ -85,6 +85,44 @@ fn waits_restarts_and_is_admitted_in_one_boot() {
         Node::prepare(&mut tpm, &without),
         Err(AttestError::Extends(_))
     ));
+}
+
+#[test]
+fn opens_what_the_gateway_sealed_and_refuses_what_others_did() {
+    let Some(swtpm) = Swtpm::start() else { return };
+    let (infra, device) = (Ca::new("infra"), Ca::new("device"));
+    let mut tpm = NodeDevice::open(&swtpm.tcti()).unwrap();
+    let mut node = Node::prepare(&mut tpm, &Options::default()).unwrap();
+    let mut extends = 0;
+    for (lie, told) in [
+        (Lie::Nothing, ""),
+        (Lie::Signer, "statement of sealed payloads"),
+        (Lie::Label, "statement of sealed payloads"),
+        (Lie::Machine, "machine: expected node-7, found node-8"),
+        (Lie::Receipt, "receipt: expected"),
+        (Lie::Pcrs, "policy: expected"),
+        (Lie::Ciphertext, "items: expected"),
+        (Lie::Nothing, ""),
+    ] {
+        let (gateway, seen) = gateway_once(&infra, &device, Decision::Deliver(lie));
+        let outcome = node.attest(&mut tpm, &facts(), &gateway, &mut |_, _| {});
+        // The mark of each session, and the closing constant after each that brought a payload.
+        extends += 1;
+        assert_eq!(seen.recv().unwrap(), extends, "{lie:?}");
+        extends += 1;
+        match outcome {
+            Ok(Outcome::Admitted { payloads, .. }) => {
+                assert_eq!(lie, Lie::Nothing);
+                assert_eq!(payloads[0].kind, "user-data");
+                assert_eq!(payloads[0].bytes[..], *b"#cloud-config");
+            }
+            Err(AttestError::Payload(error)) => {
+                let text = error.to_string();
+                assert!(!told.is_empty() && text.contains(told), "{lie:?}: {text}");
+            }
+            Ok(_) | Err(_) => panic!("{lie:?}: another outcome"),
+        }
+    }
 }
 
 #[test]

@@ -2,10 +2,13 @@
 //! wait. The real checks are the appraisal's; these only show that the node's side is true.
 
 use attest_wire::credential::make_credential;
+use attest_wire::oid::{EKU_GRANT, EKU_RECEIPT};
+use attest_wire::sealed::{Item, Target, seal};
 use attest_wire::templates::{Template, devid_templates, ek_template};
 use attest_wire::tpm::{
     Attest, AttestBody, Public, RH_ENDORSEMENT, Signature, qualified_name_of_primary,
 };
+use attest_wire::v1::handover::{GRANT_LABEL, SEALED_LABEL, SEALED_PCRS, Sealed};
 use attest_wire::v1::{
     AttestationResult, Binding, Bytes, Challenge, Credential, Evidence, Hello, Verdict,
     decode_evidence, decode_hello,
@@ -24,6 +27,26 @@ const PCRS: [u8; 6] = [0, 4, 7, 11, 12, 15];
 pub enum Decision {
     Admit,
     LetWait,
+    /// Admits, with a payload.
+    Deliver(Lie),
+}
+
+/// What is wrong with a payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lie {
+    Nothing,
+    /// Signed by the receipt key.
+    Signer,
+    /// Signed by the right key under another label.
+    Label,
+    /// For another machine.
+    Machine,
+    /// For another receipt.
+    Receipt,
+    /// At other PCR values.
+    Pcrs,
+    /// The ciphertext was changed after it was signed.
+    Ciphertext,
 }
 
 /// A script for one connection. `seen` gets hello and evidence.
@@ -60,14 +83,18 @@ pub fn honest(
             sealed: None,
             grant: None,
         };
-        if decision == Decision::Admit {
+        if decision != Decision::LetWait {
             let point = Public::decode(&hello.devid_pub.0)
                 .unwrap()
                 .ecc_point()
                 .unwrap();
             result.verdict = Verdict::Admitted;
             result.code = "admitted".to_owned();
-            result.receipt = Some(infra.receipt(b"{\"verdict\":\"admitted\"}"));
+            let body = b"{\"verdict\":\"admitted\",\"machine\":\"node-7\"}";
+            result.receipt = Some(infra.receipt(body));
+            if let Decision::Deliver(lie) = decision {
+                result.sealed = Some(Box::new(sealed(&infra, &hello, &evidence, body, lie)));
+            }
             result.devid_chain = vec![
                 Bytes(device.certify_point(&point).to_vec()),
                 Bytes(device.der.to_vec()),
@@ -75,6 +102,48 @@ pub fn honest(
         }
         Reply::Json(200, serde_json::to_vec(&result).unwrap())
     }
+}
+
+fn sealed(infra: &Ca, hello: &Hello, evidence: &Evidence, receipt: &[u8], lie: Lie) -> Sealed {
+    let value = |pcr: u8| -> [u8; 32] {
+        let value = evidence.pcr_values.iter().find(|v| v.index == pcr);
+        value.unwrap().digest.0.as_slice().try_into().unwrap()
+    };
+    let mut pcrs = SEALED_PCRS.map(value);
+    if lie == Lie::Pcrs {
+        pcrs[0] = [9; 32];
+    }
+    let ek = Public::decode(&hello.eks[0].public.0).unwrap();
+    let target = Target {
+        machine: if lie == Lie::Machine {
+            "node-8"
+        } else {
+            "node-7"
+        },
+        receipt_sha256: match lie {
+            Lie::Receipt => [0; 32],
+            _ => Sha256::digest(receipt).into(),
+        },
+        index: 0,
+        ek: &ek,
+        pcrs,
+    };
+    let item = Item {
+        kind: "user-data".to_owned(),
+        bytes: zeroize::Zeroizing::new(b"#cloud-config".to_vec()),
+    };
+    let unsigned = seal(&target, &[item], &mut rand_core::OsRng).unwrap();
+    let (purpose, label) = match lie {
+        Lie::Signer => (EKU_RECEIPT, SEALED_LABEL),
+        Lie::Label => (EKU_GRANT, GRANT_LABEL),
+        _ => (EKU_GRANT, SEALED_LABEL),
+    };
+    let (sig, chain) = infra.sign(purpose, label, unsigned.body());
+    let mut sealed = unsigned.signed(sig, chain);
+    if lie == Lie::Ciphertext {
+        sealed.items[0].ciphertext.0[0] ^= 1;
+    }
+    sealed
 }
 
 fn challenge(hello: &Hello, secrets: &mut Vec<[u8; 32]>) -> Challenge {

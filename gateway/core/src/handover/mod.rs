@@ -18,7 +18,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::appraisal::{Admission, Verified};
+use crate::appraisal::{Admission, Outcome, Verified};
 use crate::identity::{EkName, MachineId};
 use crate::reason::Reason;
 use crate::record::Delivery;
@@ -285,15 +285,22 @@ fn values(recipient: &Recipient<'_>) -> Values {
 /// admits others, and those get none.
 fn provision_image(admission: &Admission) -> Result<(), Reason> {
     let role = admission.facts.image_role;
-    if role == Some(Role::Provision) {
+    let passed = |row: u8| {
+        let mut checks = admission.checks.iter();
+        checks.any(|check| check.row == row && check.outcome == Outcome::Passed)
+    };
+    let (log, boot) = (passed(10), passed(11));
+    if role == Some(Role::Provision) && log && boot {
         return Ok(());
     }
+    let found = match role {
+        None => "no catalogued image".to_owned(),
+        Some(role) => format!("role {role:?}, row 10 passed {log}, row 11 passed {boot}"),
+    };
     Err(Reason::new(
         "handover.image",
-        "a boot that was matched to a catalogued image of role provision",
-        role.map_or("no catalogued image".to_owned(), |role| {
-            format!("role {role:?}").to_ascii_lowercase()
-        }),
+        "a boot that passed rows 10 and 11 with a catalogued image of role provision",
+        found.to_ascii_lowercase(),
         "docs/PROTOCOL.md section 4",
         "boot the machine with the gateway's own image",
     ))

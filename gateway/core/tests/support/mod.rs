@@ -63,6 +63,7 @@ pub struct Node {
     pub nics: Vec<Nic>,
     pub disks: Vec<Disk>,
     pub lldp: Vec<LldpReport>,
+    pub can: Vec<attest_wire::v1::handover::Ability>,
     /// What it logs; the TPM is extended with exactly that.
     pub log: LogBuilder,
     /// Extends that no log shows.
@@ -225,6 +226,7 @@ impl Node {
                 size_bytes: 1 << 31,
             }],
             lldp: Vec::new(),
+            can: Vec::new(),
             log,
             unlogged: Vec::new(),
             pcr15: Vec::new(),
@@ -265,7 +267,7 @@ impl Node {
             lldp: self.lldp.clone(),
             boot_path: "pxe".into(),
             uki_hint: "attester 3".into(),
-            can: Vec::new(),
+            can: self.can.clone(),
         }
     }
 

@@ -11,12 +11,13 @@ use attest_wire::v1::{AttestationResult, Receipt};
 use boot::catalog::{Artefact, CATALOG_VERSION, Catalog, ImageKey, Kind, Manifest, Role};
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::command::{Caller, Command, Role as AdminRole};
-use gateway_core::admission::effect::{Effect, IssuedDevId, Rules};
+use gateway_core::admission::effect::{Delivered, Effect, IssueRequest, IssuedDevId, Rules};
 use gateway_core::appraisal::{DevIdRules, EkRoots, TimeTrust};
 use gateway_core::bootfile::{BootSettings, BootSettings6};
 use gateway_core::catalog::CatalogEntry;
 use gateway_core::gate::Change;
 use gateway_core::gateway::{Gateway, Input, Setup};
+use gateway_core::handover::{Handover, Recipient};
 use gateway_core::identity::{ConnId, MachineId, UnixMillis};
 use gateway_core::inventory::Inventory;
 use gateway_core::policy::{Policy, Preset};
@@ -92,6 +93,8 @@ pub struct Site {
     /// What the gate's backend has; a restart of the daemon leaves it.
     pub open: BTreeSet<String>,
     pub dhcp_probes: Vec<(netstack::MacAddr, Vec<u8>)>,
+    /// What admitted machines are given.
+    pub handover: Handover,
 }
 
 pub fn artefact(kind: Kind, name: &str, version: u64, pe: [u8; 32]) -> Artefact {
@@ -223,7 +226,24 @@ impl Site {
             arp_probes: Vec::new(),
             open: BTreeSet::new(),
             dhcp_probes: Vec::new(),
+            handover: Handover::default(),
         }
+    }
+
+    /// What the shell's issuer does, with a signature that nobody checks here.
+    fn deliver(&self, request: &IssueRequest) -> Result<Option<Delivered>, Reason> {
+        let receipt = serde_json::to_vec(&request.verdict).unwrap();
+        let recipient = Recipient {
+            admission: &request.admission,
+            receipt: &receipt,
+            peer: request.peer,
+            correlation: &request.verdict.correlation,
+        };
+        let prepared = self.handover.prepare(&recipient, &mut rand_core::OsRng)?;
+        Ok(prepared.map(|prepared| Delivered {
+            record: prepared.record,
+            sealed: Box::new(prepared.unsigned.signed(vec![1], vec![vec![0x30].into()])),
+        }))
     }
 
     /// Power off and on: memory is gone, disks are not.
@@ -316,7 +336,7 @@ impl Site {
                         sig: vec![1].into(),
                         chain: Vec::new(),
                     },
-                    delivery: Ok(None),
+                    delivery: self.deliver(&request),
                 });
                 let input = Input::Issued {
                     conn: request.conn,
@@ -329,11 +349,15 @@ impl Site {
                 if let Ok(result) = serde_json::from_slice::<AttestationResult>(&reply.body)
                     && !result.devid_chain.is_empty()
                 {
+                    let mut newest = self.disk.ledger.iter().rev().map(|(_, _, record)| record);
+                    if result.sealed.is_some() {
+                        assert!(
+                            matches!(newest.next(), Some(Record::Delivery(_))),
+                            "no payload leaves before its record is on disk"
+                        );
+                    }
                     assert!(
-                        matches!(
-                            self.disk.ledger.last(),
-                            Some((_, _, Record::Certificate(_)))
-                        ),
+                        matches!(newest.next(), Some(Record::Certificate(_))),
                         "no chain leaves before its certificate's record is on disk"
                     );
                 }
