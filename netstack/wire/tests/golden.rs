@@ -18,7 +18,11 @@ fn same<T: serde::Serialize>(decoded: &T, text: &str) {
 
 #[test]
 fn released_messages_decode_and_encode_to_the_same_bytes() {
-    for text in [vector!("hello.json"), vector!("hello-full.json")] {
+    for text in [
+        vector!("hello.json"),
+        vector!("hello-full.json"),
+        vector!("hello-can.json"),
+    ] {
         same(&v1::decode_hello(text.as_bytes()).expect(text), text);
     }
     let text = vector!("challenge.json");
@@ -29,6 +33,7 @@ fn released_messages_decode_and_encode_to_the_same_bytes() {
         vector!("result-admitted.json"),
         vector!("result-pending.json"),
         vector!("result-refused.json"),
+        vector!("result-sealed.json"),
     ] {
         same(&v1::decode_result(text.as_bytes()).expect(text), text);
     }

@@ -112,6 +112,13 @@ pub const TARGETS: &[Target] = &[
         cut: whole,
     },
     Target {
+        name: "wire_sealed",
+        body: wire::sealed,
+        built_in: wire::seeds,
+        folders: &["tests/vectors/wire/v1"],
+        cut: whole,
+    },
+    Target {
         name: "tpm_public",
         body: tpm::public,
         built_in: tpm::public_seeds,

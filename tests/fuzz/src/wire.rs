@@ -3,6 +3,9 @@
 
 use std::fmt::Debug;
 
+use attest_wire::sealed::{Expected, check, open};
+use attest_wire::templates::Template;
+use attest_wire::tpm::Public;
 use attest_wire::v1::{self, Binding, Malformed};
 use serde::Serialize;
 
@@ -40,6 +43,30 @@ pub fn reply(body: &[u8]) {
         |body| v1::decode_progress(body).map(|(progress, _)| progress),
         body,
     );
+}
+
+/// Sealed payloads as the node takes them: what was decoded is compared with a session and opened, without
+/// a TPM.
+pub fn sealed(body: &[u8]) {
+    let Ok(result) = v1::decode_result(body) else {
+        return;
+    };
+    let Some(payloads) = result.sealed else {
+        return;
+    };
+    let Ok(ek) = Public::decode(&Template::EkP256L.create_primary_input().encode()) else {
+        return;
+    };
+    let expected = Expected {
+        machine: "node-7",
+        receipt_sha256: [0x22; 32],
+        ek: &ek,
+        pcrs: [[0; 32]; 4],
+    };
+    let _ = check(&payloads, &expected);
+    if let Ok(items) = open(&payloads, &expected, &[0; 32]) {
+        assert!(items.is_empty(), "opened without its secret");
+    }
 }
 
 /// Small JSON with the traps of JSON in it.

@@ -266,3 +266,16 @@ proptest! {
         prop_assert!(open(&sealed, &expected(&ek), &secret).is_err());
     }
 }
+
+/// The released bytes: label, salt, info, nonce, additional data and policy are part of the wire.
+#[test]
+fn the_released_result_opens() {
+    let text = include_str!("../../../../tests/vectors/wire/v1/result-sealed.json").trim_end();
+    let result = v1::decode_result(text.as_bytes()).unwrap();
+    let sealed = result.sealed.unwrap();
+    let ek = ek_p256();
+    check(&sealed, &expected(&ek)).unwrap();
+    let opened = open(&sealed, &expected(&ek), &secret_of(42)).unwrap();
+    assert_eq!(opened[0].kind, "user-data");
+    assert_eq!(opened[0].bytes[..], *b"#cloud-config");
+}
