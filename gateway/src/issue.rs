@@ -65,7 +65,7 @@ impl Issuer {
         })?;
         let receipt = self.receipts.receipt(body).map_err(|e| e.reason())?;
         Ok(IssuedDevId {
-            delivery: self.deliver(request, &receipt.body.0),
+            delivery: self.deliver(request, &receipt.body.0).map_err(Box::new),
             record: issued.record,
             chain: issued.chain,
             receipt,
@@ -73,7 +73,11 @@ impl Issuer {
     }
 
     /// Seals and signs what the machine is given.
-    fn deliver(&self, request: &IssueRequest, receipt: &[u8]) -> Result<Option<Delivered>, Reason> {
+    fn deliver(
+        &self,
+        request: &IssueRequest,
+        receipt: &[u8],
+    ) -> Result<Option<Box<Delivered>>, Reason> {
         let recipient = Recipient {
             admission: &request.admission,
             receipt,
@@ -86,9 +90,9 @@ impl Issuer {
         let Prepared { unsigned, record } = prepared;
         let sig = self.grants.sign(SEALED_LABEL, unsigned.body());
         let sig = sig.map_err(|e| e.reason())?;
-        Ok(Some(Delivered {
+        Ok(Some(Box::new(Delivered {
             record,
             sealed: Box::new(unsigned.signed(sig, self.grants.chain())),
-        }))
+        })))
     }
 }

@@ -126,7 +126,7 @@ pub struct IssuedDevId {
     /// The signed verdict.
     pub receipt: attest_wire::v1::Receipt,
     /// Payloads, or why they are withheld.
-    pub delivery: Result<Option<Delivered>, Reason>,
+    pub delivery: Result<Option<Box<Delivered>>, Box<Reason>>,
 }
 
 /// Payloads that are sealed and signed.

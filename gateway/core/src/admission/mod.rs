@@ -387,20 +387,21 @@ impl Admission {
         &mut self,
         now: UnixMillis,
         machine: &MachineId,
-        delivery: Result<Option<Delivered>, Reason>,
+        delivery: Result<Option<Box<Delivered>>, Box<Reason>>,
         hint: &mut String,
         out: &mut Outbox,
     ) -> Option<Box<Sealed>> {
         match delivery {
             Ok(None) => None,
-            Ok(Some(Delivered { record, sealed })) => {
+            Ok(Some(delivered)) => {
+                let Delivered { record, sealed } = *delivered;
                 self.write(now, Record::Delivery(record), out);
                 Some(sealed)
             }
             Err(reason) => {
                 hint.push_str(&format!("; payloads withheld: {}", reason.code));
                 self.refusals.count(&reason);
-                out.refused(machine.to_string(), vec![reason]);
+                out.refused(machine.to_string(), vec![*reason]);
                 None
             }
         }

@@ -231,7 +231,7 @@ impl Site {
     }
 
     /// What the shell's issuer does, with a signature that nobody checks here.
-    fn deliver(&self, request: &IssueRequest) -> Result<Option<Delivered>, Reason> {
+    fn deliver(&self, request: &IssueRequest) -> Result<Option<Box<Delivered>>, Reason> {
         let receipt = serde_json::to_vec(&request.verdict).unwrap();
         let recipient = Recipient {
             admission: &request.admission,
@@ -240,9 +240,11 @@ impl Site {
             correlation: &request.verdict.correlation,
         };
         let prepared = self.handover.prepare(&recipient, &mut rand_core::OsRng)?;
-        Ok(prepared.map(|prepared| Delivered {
-            record: prepared.record,
-            sealed: Box::new(prepared.unsigned.signed(vec![1], vec![vec![0x30].into()])),
+        Ok(prepared.map(|prepared| {
+            Box::new(Delivered {
+                record: prepared.record,
+                sealed: Box::new(prepared.unsigned.signed(vec![1], vec![vec![0x30].into()])),
+            })
         }))
     }
 
@@ -336,7 +338,7 @@ impl Site {
                         sig: vec![1].into(),
                         chain: Vec::new(),
                     },
-                    delivery: self.deliver(&request),
+                    delivery: self.deliver(&request).map_err(Box::new),
                 });
                 let input = Input::Issued {
                     conn: request.conn,

@@ -91,7 +91,8 @@ fn what_is_sealed_opens_with_the_secret_alone() {
 fn rejects_one_changed_field_at_a_time() {
     let ek = ek_p256();
     let fresh = || seal_with(&[item("user-data", b"x"), item("meta-data", b"y")], 3).unwrap();
-    let edits: [(&str, fn(&mut Sealed)); 9] = [
+    type Edit = fn(&mut Sealed);
+    let edits: [(&str, Edit); 9] = [
         ("statement", |s| s.statement.0.truncate(5)),
         ("items", |s| s.items[0].ciphertext.0[0] ^= 1),
         ("items", |s| drop(s.items.pop())),
