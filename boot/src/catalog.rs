@@ -24,6 +24,12 @@ pub const CATALOG_BYTES_MAX: usize = 512 * 1024;
 pub const ARTEFACTS_MAX: usize = 512;
 /// Largest artefact, bytes: what firmware still loads into memory below 4 GiB without trouble.
 pub const ARTEFACT_BYTES_MAX: u64 = 1 << 30;
+/// Most disk images.
+pub const DISKS_MAX: usize = 64;
+/// Largest disk image, as a file and as written, bytes.
+pub const DISK_BYTES_MAX: u64 = 1 << 40;
+/// A disk image is a whole number of these: the larger of the two sector sizes in use.
+pub const DISK_SECTOR_BYTES: u64 = 4096;
 
 /// What an artefact is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,14 +84,60 @@ pub struct Artefact {
     pub cmdline: Option<String>,
 }
 
-/// The signed document.
+/// How a disk image is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// The file is what is written.
+    None,
+    /// One or more Zstandard frames (RFC 8878).
+    Zstd,
+}
+
+impl Compression {
+    /// Name in catalogue and grant.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// An image that the installer writes to a disk. It is no boot artefact: firmware cannot fetch it, and no
+/// event log is compared with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskImage {
+    /// Stable name across versions, for example `talos-worker`.
+    pub name: String,
+    /// Grows with each release; compared with the floor.
+    pub version: u64,
+    /// File name beside the catalogue.
+    pub file: String,
+    /// SHA-256 of the file, hex.
+    pub sha256: String,
+    /// Size of the file in bytes.
+    pub size_bytes: u64,
+    /// How it is packed.
+    pub compression: Compression,
+    /// SHA-256 of what is written, hex.
+    pub raw_sha256: String,
+    /// Size of that in bytes; whole sectors.
+    pub raw_bytes: u64,
+}
+
+/// The signed document.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// [`CATALOG_VERSION`].
     pub version: u32,
     /// The artefacts.
     pub artefacts: Vec<Artefact>,
+    /// Disk images for the installer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskImage>,
 }
 
 /// Why a catalogue, or an artefact beside it, is refused.
@@ -212,6 +264,7 @@ impl ImageKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Catalog {
     artefacts: Vec<Artefact>,
+    disks: Vec<DiskImage>,
     digest: [u8; 32],
 }
 
@@ -232,6 +285,7 @@ impl Catalog {
         check(&manifest)?;
         Ok(Self {
             artefacts: manifest.artefacts,
+            disks: manifest.disks,
             digest: Sha256::digest(bytes).into(),
         })
     }
@@ -239,6 +293,11 @@ impl Catalog {
     /// All artefacts, in the order of the file.
     pub fn artefacts(&self) -> &[Artefact] {
         &self.artefacts
+    }
+
+    /// All disk images, in the order of the file.
+    pub fn disks(&self) -> &[DiskImage] {
+        &self.disks
     }
 
     /// SHA-256 of the catalogue file.
@@ -283,6 +342,7 @@ pub fn check(manifest: &Manifest) -> Result<(), CatalogError> {
     for (index, entry) in manifest.artefacts.iter().enumerate() {
         check_entry(index, entry)?;
     }
+    check_disks(manifest)?;
     type ValueOf = fn(&Artefact) -> String;
     let unique: [(&'static str, ValueOf); 3] = [
         ("sha256", |entry| entry.sha256.clone()),
@@ -306,6 +366,85 @@ pub fn check(manifest: &Manifest) -> Result<(), CatalogError> {
         }
     }
     Ok(())
+}
+
+fn check_disks(manifest: &Manifest) -> Result<(), CatalogError> {
+    if manifest.disks.len() > DISKS_MAX {
+        return Err(CatalogError::Count(manifest.disks.len()));
+    }
+    let mut seen = std::collections::HashMap::new();
+    for (index, entry) in manifest.artefacts.iter().enumerate() {
+        seen.insert(("file", entry.file.clone()), index);
+        seen.insert(("sha256", entry.sha256.clone()), index);
+        // A floor is by name: one name is one kind of thing.
+        seen.insert(("name and version", entry.name.clone()), index);
+    }
+    for (disk, entry) in manifest.disks.iter().enumerate() {
+        let index = manifest.artefacts.len() + disk;
+        let refuse = |field: &'static str, found: String| {
+            Err(CatalogError::Field {
+                entry: index,
+                name: entry.name.chars().take(80).collect(),
+                field,
+                found: found.chars().take(80).collect(),
+            })
+        };
+        for (field, value, good) in [
+            ("name", &entry.name, is_name(&entry.name)),
+            ("file", &entry.file, is_name(&entry.file)),
+            ("sha256", &entry.sha256, is_sha256(&entry.sha256)),
+            (
+                "raw_sha256",
+                &entry.raw_sha256,
+                is_sha256(&entry.raw_sha256),
+            ),
+        ] {
+            if !good {
+                return refuse(field, value.clone());
+            }
+        }
+        if !(1..=DISK_BYTES_MAX).contains(&entry.size_bytes) {
+            return refuse("size_bytes", entry.size_bytes.to_string());
+        }
+        if !(1..=DISK_BYTES_MAX).contains(&entry.raw_bytes)
+            || !entry.raw_bytes.is_multiple_of(DISK_SECTOR_BYTES)
+        {
+            return refuse("raw_bytes", entry.raw_bytes.to_string());
+        }
+        let unpacked = (&entry.raw_sha256, entry.raw_bytes);
+        if entry.compression == Compression::None && unpacked != (&entry.sha256, entry.size_bytes) {
+            return refuse(
+                "compression",
+                "none, with other figures of what is written".into(),
+            );
+        }
+        let named = seen.get(&("name and version", entry.name.clone())).copied();
+        if let Some(first) = named.filter(|first| *first < manifest.artefacts.len()) {
+            return Err(duplicate(first, index, "name and version", &entry.name));
+        }
+        for (field, value) in [
+            ("file", entry.file.clone()),
+            ("sha256", entry.sha256.clone()),
+            (
+                "name and version",
+                format!("{} {}", entry.name, entry.version),
+            ),
+        ] {
+            if let Some(first) = seen.insert((field, value.clone()), index) {
+                return Err(duplicate(first, index, field, &value));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn duplicate(first: usize, second: usize, field: &'static str, value: &str) -> CatalogError {
+    CatalogError::Duplicate {
+        first,
+        second,
+        field,
+        value: value.to_owned(),
+    }
 }
 
 fn check_entry(index: usize, entry: &Artefact) -> Result<(), CatalogError> {

@@ -10,3 +10,4 @@ pub mod measure;
 pub mod pe;
 pub mod plan;
 pub mod predict;
+pub mod unzstd;

@@ -6,8 +6,8 @@ use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use boot::arch::Arch;
 use boot::catalog::{
-    ARTEFACTS_MAX, Artefact, CATALOG_BYTES_MAX, CATALOG_VERSION, Catalog, CatalogError, ImageKey,
-    Kind, Manifest, Role,
+    ARTEFACTS_MAX, Artefact, CATALOG_BYTES_MAX, CATALOG_VERSION, Catalog, CatalogError,
+    Compression, DiskImage, ImageKey, Kind, Manifest, Role,
 };
 
 struct Signer(EcdsaKeyPair);
@@ -58,6 +58,7 @@ fn entry(kind: Kind, version: u64) -> Artefact {
 
 fn manifest() -> Manifest {
     Manifest {
+        disks: Vec::new(),
         version: CATALOG_VERSION,
         artefacts: vec![
             entry(Kind::Ipxe, 1),
@@ -211,4 +212,67 @@ fn rejects_keys_of_other_kinds() {
         assert_eq!(ImageKey::from_der(bad), Err(CatalogError::Key));
         assert_eq!(ImageKey::from_pem(bad), Err(CatalogError::Key));
     }
+}
+
+fn disk(version: u64) -> DiskImage {
+    DiskImage {
+        name: "worker".into(),
+        version,
+        file: format!("worker-{version}.raw.zst"),
+        sha256: format!("{:064x}", 100 + version),
+        size_bytes: 1_000,
+        compression: Compression::Zstd,
+        raw_sha256: format!("{:064x}", 200 + version),
+        raw_bytes: 8_192,
+    }
+}
+
+#[test]
+fn disk_images_stand_beside_the_artefacts_and_are_checked_as_strictly() {
+    let signer = Signer::new();
+    let with = |disks: Vec<DiskImage>| {
+        signer.load(&Manifest {
+            disks,
+            ..manifest()
+        })
+    };
+    let catalog = with(vec![disk(1), disk(2)]).unwrap();
+    assert_eq!(catalog.disks().len(), 2);
+    assert_eq!(
+        catalog.artefacts(),
+        manifest().artefacts,
+        "nothing boots a disk image"
+    );
+    type Change = fn(&mut DiskImage);
+    let table: &[(&str, &str, Change)] = &[
+        ("traversal", "catalog.field", |d| d.file = "../x".into()),
+        ("name", "catalog.field", |d| d.name = "a b".into()),
+        ("digest", "catalog.field", |d| d.raw_sha256 = "A".repeat(64)),
+        ("size 0", "catalog.field", |d| d.size_bytes = 0),
+        ("half a sector", "catalog.field", |d| d.raw_bytes = 8_191),
+        ("enormous", "catalog.field", |d| {
+            d.raw_bytes = u64::MAX & !4095
+        }),
+        ("not packed, but other", "catalog.field", |d| {
+            d.compression = Compression::None;
+        }),
+        ("same version", "catalog.duplicate", |d| d.version = 1),
+        ("file of an artefact", "catalog.duplicate", |d| {
+            d.file = manifest().artefacts[0].file.clone();
+        }),
+        ("digest of an artefact", "catalog.duplicate", |d| {
+            d.sha256 = manifest().artefacts[0].sha256.clone();
+        }),
+        ("name of an artefact", "catalog.duplicate", |d| {
+            d.name = "ipxe".into()
+        }),
+    ];
+    for (what, code, change) in table {
+        let mut second = disk(2);
+        change(&mut second);
+        let error = with(vec![disk(1), second]).expect_err(what);
+        assert_eq!(error.code(), *code, "{what}: {error}");
+    }
+    let many = (1..66).map(disk).collect();
+    assert_eq!(with(many).unwrap_err().code(), "catalog.count");
 }

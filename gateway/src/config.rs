@@ -69,6 +69,8 @@ pub struct Config {
     pub spire: Option<Spire>,
     /// What admitted machines are given.
     pub handover: HandoverFiles,
+    /// Installing under a grant.
+    pub install: Install,
     /// The daemon's own log.
     pub log: Log,
 }
@@ -290,6 +292,16 @@ pub enum DevIdAuth {
     Pcr,
 }
 
+/// Usual life of a grant to install, in seconds: time to fetch an image over a slow link.
+const GRANT_SECS: u64 = 1_800;
+
+/// `[install]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Install {
+    /// How long something may be begun under one grant, in seconds.
+    pub grant_secs: u64,
+}
+
 /// `[log]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
@@ -482,6 +494,12 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
     let gate = in_section(root, "gate", |s| gate::read_gate(s, base));
     let spire = in_section(root, "spire", |s| spire::read_spire(s, base).ok());
     let handover = in_section(root, "handover", |s| handover::read_handover(s, base));
+    let install = in_section(root, "install", |s| {
+        let secs = s.integer("grant_secs", 10..=86_400, "s");
+        Some(Install {
+            grant_secs: secs.unwrap_or(GRANT_SECS),
+        })
+    });
     let log = in_section(root, "log", read_log);
     root.close();
     let config = Config {
@@ -497,6 +515,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         gate: gate?,
         spire: spire?,
         handover: handover?,
+        install: install?,
         log: log?,
     };
     check_sides(&root.section("management"), &config);

@@ -273,6 +273,20 @@ impl Driver {
                 };
                 self.gateway.handle(now, input);
             }
+            Request::Progress(conn, peer, body, reply) => {
+                self.performer.expect_reply(conn, reply);
+                let input = Input::Progress {
+                    conn,
+                    peer: peer.ip(),
+                    body: body.into(),
+                };
+                self.gateway.handle(now, input);
+            }
+            Request::FetchDisk(peer, sha256, reply) => {
+                let allowed = self.gateway.image_fetch(now, peer.ip(), &sha256);
+                answers.push(Perform::answer(reply, allowed));
+            }
+            Request::Disks(reply) => answers.push(Perform::answer(reply, self.gateway.disks())),
             Request::Closed(conn) => {
                 self.performer.forget(conn);
                 self.gateway.handle(now, Input::Closed(conn));

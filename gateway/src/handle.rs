@@ -11,8 +11,8 @@ use gateway_core::reason::Reason;
 use gateway_core::record::Record;
 use gateway_core::spire;
 use gateway_core::view::{
-    EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ImageView, LedgerView, MachineView,
-    StatusView, TimelineEntry,
+    DiskView, EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ImageView, LedgerView,
+    MachineView, StatusView, TimelineEntry,
 };
 use netstack::dhcp::Ingress;
 use netstack::dhcp6;
@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use gateway_core::admission::command::{Caller, Command, EkCaImport, Role};
 pub use gateway_core::admission::effect::WireReply;
+pub use gateway_core::admission::installing::Install;
 pub use gateway_core::admission::secret::SecretRequest;
 pub use gateway_core::gateway::BootQuery;
 pub use gateway_core::identity::ConnId;
@@ -73,6 +74,12 @@ pub(crate) enum Request {
     Evidence(ConnId, Bytes, oneshot::Sender<WireReply>),
     /// `POST /v1/evidence` whose body was refused: status and why.
     EvidenceBroken(ConnId, u16, Box<Reason>, oneshot::Sender<WireReply>),
+    /// `POST /v1/progress`.
+    Progress(ConnId, SocketAddr, Bytes, oneshot::Sender<WireReply>),
+    /// May this address fetch the disk image with this digest?
+    FetchDisk(SocketAddr, String, oneshot::Sender<Result<(), Reason>>),
+    /// The disk images.
+    Disks(oneshot::Sender<Vec<DiskView>>),
     /// The connection is gone.
     Closed(ConnId),
     /// The iPXE script for a machine.
@@ -183,6 +190,30 @@ impl Handle {
     ) -> Result<WireReply, Busy> {
         self.ask(|tx| Request::EvidenceBroken(conn, status, reason, tx))
             .await
+    }
+
+    /// Hands over an installer's report; answers whether it is on record.
+    pub async fn progress(
+        &self,
+        conn: ConnId,
+        peer: SocketAddr,
+        body: Bytes,
+    ) -> Result<WireReply, Busy> {
+        self.ask(|tx| Request::Progress(conn, peer, body, tx)).await
+    }
+
+    /// Whether `peer` may fetch the disk image with this digest now.
+    pub async fn disk_fetch(
+        &self,
+        peer: SocketAddr,
+        sha256: String,
+    ) -> Result<Result<(), Reason>, Busy> {
+        self.ask(|tx| Request::FetchDisk(peer, sha256, tx)).await
+    }
+
+    /// The disk images with floors.
+    pub async fn disks(&self) -> Result<Vec<DiskView>, Busy> {
+        self.ask(Request::Disks).await
     }
 
     /// Tells that a connection ended; its session dies.

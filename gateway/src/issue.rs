@@ -1,10 +1,11 @@
 //! Issues an LDevID for a machine that was admitted, signs its receipt, and seals its payloads.
 //! Blocking; runs on a worker. Only an [`IssueRequest`] gets here, and only an appraisal that admitted makes one.
 
-use attest_wire::v1::handover::SEALED_LABEL;
+use attest_wire::v1::handover::{GRANT_LABEL, Grant, SEALED_LABEL};
 use gateway_core::admission::effect::{Delivered, IssueRequest, IssuedDevId};
 use gateway_core::handover::{Handover, Prepared, Recipient};
 use gateway_core::identity::UnixMillis;
+use gateway_core::install::GrantOrder;
 use gateway_core::issuer;
 use gateway_core::reason::Reason;
 use hw::clock::Clock;
@@ -12,7 +13,7 @@ use rand_core::OsRng;
 
 use crate::ca::{CaError, DeviceCa, GrantSigner, ReceiptSigner};
 
-/// The device CA, the receipt key, and what goes with an admission.
+/// The device CA, the receipt key, the grant key, and what goes with an admission.
 pub struct Issuer {
     device: DeviceCa,
     receipts: ReceiptSigner,
@@ -64,8 +65,10 @@ impl Issuer {
             .reason()
         })?;
         let receipt = self.receipts.receipt(body).map_err(|e| e.reason())?;
+        let grant = request.grant.clone().map(|order| self.grant(order));
         Ok(IssuedDevId {
             delivery: self.deliver(request, &receipt.body.0).map_err(Box::new),
+            grant: grant.transpose()?,
             record: issued.record,
             chain: issued.chain,
             receipt,
@@ -94,5 +97,35 @@ impl Issuer {
             record,
             sealed: Box::new(unsigned.signed(sig, self.grants.chain())),
         })))
+    }
+
+    /// Completes and signs a grant; the same boot gets the same one again.
+    fn grant(&self, mut order: Box<GrantOrder>) -> Result<(Box<GrantOrder>, Grant), Reason> {
+        if order.fresh {
+            let (mut grant, mut nonce) = ([0; 16], [0; 32]);
+            crate::random::fill(&mut grant);
+            crate::random::fill(&mut nonce);
+            order.record.grant = hex::encode(grant);
+            order.record.nonce = hex::encode(nonce);
+        }
+        let body = serde_json::to_vec(&order.body()).map_err(|e| {
+            Reason::new(
+                "issue.grant",
+                "a grant that encodes",
+                e.to_string(),
+                "gateway::issue",
+                "report this: it is a defect",
+            )
+        })?;
+        let sig = self
+            .grants
+            .sign(GRANT_LABEL, &body)
+            .map_err(|e| e.reason())?;
+        let grant = Grant {
+            body: body.into(),
+            sig: sig.into(),
+            chain: self.grants.chain(),
+        };
+        Ok((order, grant))
     }
 }

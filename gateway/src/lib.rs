@@ -7,6 +7,7 @@ pub mod appliance;
 pub mod ca;
 pub mod cli;
 pub mod config;
+pub mod disks;
 pub mod driver;
 mod effects;
 pub mod gate;

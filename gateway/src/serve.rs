@@ -29,6 +29,7 @@ use crate::admin::{self, AdminService};
 use crate::appliance::{Appliance, ApplianceError, seal_name};
 use crate::ca::{Ca, CaError, Leaf, LeafKind};
 use crate::config::{Config, DevIdAuth, DevIdKind, DhcpMode};
+use crate::disks::DiskImages;
 use crate::driver::{Driver, DriverError, Forward, Late};
 use crate::effects::Performer;
 use crate::gate::GateDoor;
@@ -140,6 +141,11 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     let metrics = Arc::new(Metrics::default());
     let (catalog, images) = Images::load(&config.boot)?;
     let images = ImageStore::new(images);
+    let disks = {
+        let (dir, entries) = (config.boot.image_dir.clone(), catalog.disks().to_vec());
+        tokio::task::spawn_blocking(move || DiskImages::open(&dir, &entries)).await
+    };
+    let disks = Arc::new(disks.map_err(|_| ServeError::Task("disk images"))??);
     let (handle, requests) = Handle::new(REQUESTS_MAX);
     let dhcp = DhcpSocket::open(
         &config.provisioning.interface,
@@ -218,6 +224,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         &certificates,
         &handle,
         &images,
+        &disks,
         &metrics,
         &ready,
         &cancel,
@@ -466,6 +473,7 @@ impl Listeners {
         certificates: &Certificates,
         handle: &Handle,
         images: &ImageStore,
+        disks: &Arc<DiskImages>,
         metrics: &Arc<Metrics>,
         ready: &Arc<AtomicBool>,
         cancel: &CancellationToken,
@@ -478,6 +486,7 @@ impl Listeners {
         };
         let attest = AttestService {
             handle: handle.clone(),
+            disks: disks.clone(),
             metrics: metrics.clone(),
         };
         let source = Arc::new(BootSource {
@@ -639,6 +648,7 @@ fn setup(
         leases6: recovered.leases6.clone(),
         marks: recovered.marks.clone(),
         gate: config.gate.settings(),
+        grant_ms: config.install.grant_secs * 1_000,
         now,
     })
 }

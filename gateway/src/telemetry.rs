@@ -256,6 +256,43 @@ pub fn recorded(seq: u64, record: &Record) {
             seq,
             "gate"
         ),
+        Record::Run(run) => tracing::info!(
+            step = Step::Install.name(),
+            machine_id = run.machine.0,
+            run = run.run,
+            image = run.image,
+            version = run.version,
+            disk = %redact(&run.disk_serial),
+            seq,
+            "run"
+        ),
+        Record::Grant(grant) => tracing::info!(
+            step = Step::Install.name(),
+            machine_id = grant.machine.0,
+            run = grant.run,
+            grant = grant.grant,
+            attempt = grant.attempt,
+            correlation = grant.correlation,
+            seq,
+            "grant"
+        ),
+        Record::Progress(progress) => tracing::info!(
+            step = Step::Install.name(),
+            machine_id = progress.machine.0,
+            run = progress.run,
+            reached = progress.step.as_str(),
+            detail = %redact(&progress.detail),
+            seq,
+            "progress"
+        ),
+        Record::RunEnd(end) => tracing::info!(
+            step = Step::Install.name(),
+            machine_id = end.machine.0,
+            run = end.run,
+            outcome = end.outcome.as_str(),
+            seq,
+            "run ended"
+        ),
         // Acts are logged by the admin endpoint with the role; refusals by `decided`.
         Record::Genesis(_) | Record::Operator(_) | Record::RefusalSummary(_) => {}
     }

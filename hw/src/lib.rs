@@ -3,6 +3,7 @@
 //!
 //! The only package where `unsafe` is allowed; each block says why it is sound.
 
+pub mod block;
 pub mod clock;
 pub mod disk;
 pub mod dmi;

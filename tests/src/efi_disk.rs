@@ -31,6 +31,22 @@ const DATA: usize = 1 + 2 * FAT_SECTORS as usize + ROOT_ENTRIES as usize * 32 / 
 /// # Errors
 /// The program cannot be signed or the file not be written.
 pub fn write(path: &Path) -> Result<()> {
+    fs::write(path, loader_volume(path)?)?;
+    Ok(())
+}
+
+/// Writes a whole disk as an installer is given one: GPT with that volume as its EFI system partition, and an
+/// empty partition `VESTIBULE` for the package, with as many MiB behind them that belong to none.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_gpt(path: &Path, free_mib: usize) -> Result<()> {
+    let volume = loader_volume(path)?;
+    fs::write(path, gpt(&volume, free_mib))?;
+    Ok(())
+}
+
+fn loader_volume(path: &Path) -> Result<Vec<u8>> {
     let unsigned = path.with_extension("unsigned.efi");
     let signed = path.with_extension("efi");
     fs::write(&unsigned, program())?;
@@ -40,8 +56,90 @@ pub fn write(path: &Path) -> Result<()> {
     sign.arg("--cert").arg(keys.db_certificate());
     sign.arg("--output").arg(&signed).arg(&unsigned);
     output(&mut sign, Duration::from_secs(30)).context("sbsign")?;
-    fs::write(path, volume(&fs::read(&signed)?)?)?;
-    Ok(())
+    volume(&fs::read(&signed)?)
+}
+
+/// First sector of the EFI system partition.
+const ESP_FROM: usize = 2_048;
+/// Sectors of the partition for the package.
+const PACKAGE_SECTORS: usize = 2_048;
+/// Sectors of the partition entries: 128 of 128 bytes.
+const ENTRY_SECTORS: usize = 32;
+
+/// UEFI specification 2.10, section 5.3: protective MBR, header, entries, partitions, the same once more.
+fn gpt(volume: &[u8], free_mib: usize) -> Vec<u8> {
+    let package_from = ESP_FROM + volume.len() / SECTOR;
+    let end = package_from + PACKAGE_SECTORS;
+    let sectors = (end + free_mib * 2_048 + ENTRY_SECTORS + 1).next_multiple_of(8);
+    let mut disk = vec![0; sectors * SECTOR];
+    // One partition of type ee over the whole disk.
+    disk[446..462].copy_from_slice(&[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0]);
+    disk[458..462].copy_from_slice(&(sectors as u32 - 1).to_le_bytes());
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let mut entries = vec![0; ENTRY_SECTORS * SECTOR];
+    for (index, (kind, name, from, to)) in [
+        (ESP_GUID, "ESP", ESP_FROM, package_from),
+        (DATA_GUID, "VESTIBULE", package_from, end),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let entry = &mut entries[index * 128..][..128];
+        entry[..16].copy_from_slice(&kind);
+        entry[16..32].fill(0x71 + index as u8);
+        entry[32..40].copy_from_slice(&(from as u64).to_le_bytes());
+        entry[40..48].copy_from_slice(&(to as u64 - 1).to_le_bytes());
+        for (at, unit) in name.encode_utf16().enumerate() {
+            entry[56 + 2 * at..58 + 2 * at].copy_from_slice(&unit.to_le_bytes());
+        }
+    }
+    let last = sectors - 1;
+    let mut table = |own: usize, other: usize, entries_at: usize| {
+        let mut header = Vec::with_capacity(SECTOR);
+        header.extend(b"EFI PART");
+        header.extend([0, 0, 1, 0, 92, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        for lba in [own, other, 2 + ENTRY_SECTORS, last - ENTRY_SECTORS - 1] {
+            header.extend((lba as u64).to_le_bytes());
+        }
+        header.extend([0x70; 16]);
+        header.extend((entries_at as u64).to_le_bytes());
+        header.extend(128u32.to_le_bytes());
+        header.extend(128u32.to_le_bytes());
+        header.extend(crc32(&entries).to_le_bytes());
+        let sum = crc32(&header);
+        header[16..20].copy_from_slice(&sum.to_le_bytes());
+        disk[own * SECTOR..][..header.len()].copy_from_slice(&header);
+        disk[entries_at * SECTOR..][..entries.len()].copy_from_slice(&entries);
+    };
+    table(1, last, 2);
+    table(last, 1, last - ENTRY_SECTORS);
+    disk[ESP_FROM * SECTOR..][..volume.len()].copy_from_slice(volume);
+    disk
+}
+
+/// EFI system partition, c12a7328-f81f-11d2-ba4b-00a0c93ec93b.
+const ESP_GUID: [u8; 16] = [
+    0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b,
+];
+/// Linux data, 0fc63daf-8483-4772-8e79-3d69d8477de4.
+const DATA_GUID: [u8; 16] = [
+    0xaf, 0x3d, 0xc6, 0x0f, 0x83, 0x84, 0x72, 0x47, 0x8e, 0x79, 0x3d, 0x69, 0xd8, 0x47, 0x7d, 0xe4,
+];
+
+/// CRC-32 of IEEE 802.3.
+fn crc32(bytes: &[u8]) -> u32 {
+    let mut sum = u32::MAX;
+    for byte in bytes {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            let carry = sum & 1;
+            sum >>= 1;
+            if carry == 1 {
+                sum ^= 0xedb8_8320;
+            }
+        }
+    }
+    !sum
 }
 
 /// A PE32+ application of one section: `ConOut->OutputString(LINE)`, then halt for ever.
@@ -184,6 +282,18 @@ fn entry(name: &[u8; 11], is_folder: bool, cluster: u16, size: usize) -> [u8; 32
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_installer_finds_its_place_in_the_table() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        let disk = gpt(&vec![7; usize::from(SECTORS) * SECTOR], 1);
+        assert_eq!(disk.len() % 4096, 0);
+        let head = &disk[..1 << 20];
+        let place = attester::install::package::place(head, disk.len() as u64);
+        let place = place.unwrap().unwrap();
+        let from = (ESP_FROM + usize::from(SECTORS)) * SECTOR;
+        assert_eq!((place.from, place.length), (from as u64, 1 << 20));
+    }
 
     #[test]
     fn the_program_is_a_pe_image_as_firmware_reads_it() {

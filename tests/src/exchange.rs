@@ -114,6 +114,17 @@ impl Connection {
         Ok((response.status, response.body))
     }
 
+    /// `GET path` of the first bytes; status and body.
+    ///
+    /// # Errors
+    /// The connection ends before an answer.
+    pub fn get_first(&mut self, path: &str) -> Result<(u16, Vec<u8>)> {
+        let headers = [("Range", "bytes=0-4095")];
+        let response =
+            crate::http::exchange(&mut self.stream, &self.host, "GET", path, &headers, b"")?;
+        Ok((response.status, response.body))
+    }
+
     /// A `POST` that says it has `length` bytes, of which only the first are sent.
     ///
     /// # Errors

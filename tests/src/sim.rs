@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use attest_wire::v1::handover::Ability;
 use attest_wire::v1::{Disk, Nic, Platform};
 use gateway_core::identity::MacAddr;
 use rand_core::{OsRng, RngCore as _};
@@ -86,6 +87,18 @@ impl std::fmt::Debug for Attested {
             Self::Refused { code, hint, .. } => write!(f, "refused, {code}: {hint}"),
         }
     }
+}
+
+/// What came with an admission, for [`Machine::admitted`].
+pub struct Admitted {
+    /// Certificates, DER, leaf first.
+    pub chain: Vec<Vec<u8>>,
+    /// The key behind the leaf.
+    pub devid: hw::tpm::DevId,
+    /// Signed verdict.
+    pub receipt: attest_wire::v1::Receipt,
+    /// Leave to install, if there is any.
+    pub grant: Option<attest_wire::v1::handover::Grant>,
 }
 
 /// How long each step took, as the machine saw it.
@@ -273,6 +286,55 @@ impl Machine {
             },
         };
         Ok((attested, attempts))
+    }
+
+    /// Attests as the boot program does, with an attester that can install, and hands what came to `f`, while
+    /// the TPM is open and the keys of this boot are loaded.
+    ///
+    /// # Errors
+    /// Not admitted, or what `f` says.
+    pub fn admitted<T: Send>(
+        &self,
+        f: impl FnOnce(
+            &mut hw::tpm::NodeDevice,
+            &attester::Node,
+            &attester::Gateway,
+            Admitted,
+        ) -> Result<T>
+        + Send,
+    ) -> Result<T> {
+        let gateway = attester::Gateway {
+            addr: ATTEST,
+            anchors: crate::http::certificates(&self.anchor)?,
+        };
+        let options = attester::Options {
+            extends_file: Some(self.extends_file.clone()),
+            can: vec![Ability::Payloads, Ability::Install],
+            ..attester::Options::default()
+        };
+        let facts = self.facts();
+        self.with_tpm(|tpm| {
+            let mut node = attester::Node::prepare(tpm, &options)?;
+            match node.attest(tpm, &facts, &gateway, &mut |_, _| {})? {
+                attester::Outcome::Admitted {
+                    chain,
+                    receipt,
+                    devid,
+                    grant,
+                    ..
+                } => {
+                    let came = Admitted {
+                        chain,
+                        devid,
+                        receipt,
+                        grant: grant.map(|grant| *grant),
+                    };
+                    f(tpm, &node, &gateway, came)
+                }
+                attester::Outcome::Pending { code, .. } => bail!("pending: {code}"),
+                attester::Outcome::Refused { code, hint, .. } => bail!("refused: {code}: {hint}"),
+            }
+        })
     }
 
     /// One attempt with the attester's defaults.

@@ -292,6 +292,21 @@ impl Site {
             .context("boot-image build")
     }
 
+    /// Adds a disk image to the catalogue; the daemon reads it at its next start.
+    ///
+    /// # Errors
+    /// `boot-image disk` fails.
+    pub fn add_disk(&self, file: &Path, name: &str, version: u64) -> Result<()> {
+        let mut add = Command::new(programs::find("boot-image")?);
+        add.arg("disk").arg(file).args(["--name", name]);
+        add.args(["--version", &version.to_string()]);
+        add.arg("--keys").arg(keys_dir()?);
+        add.arg("--out").arg(self.image_dir());
+        output(&mut add, BUILD_LIMIT)
+            .map(drop)
+            .context("boot-image disk")
+    }
+
     /// The artefacts of the catalogue.
     ///
     /// # Errors

@@ -301,6 +301,12 @@ impl Vm {
         crate::run::cpu_secs(self.qemu.pid())
     }
 
+    /// Cuts the power this very moment, whatever is in the machine's memory.
+    pub fn cut_power(&mut self) {
+        self.qemu.kill();
+        self.power_off();
+    }
+
     /// Cuts the power.
     pub fn power_off(&mut self) {
         swtpm::monitor_quit(&self.monitor);

@@ -30,7 +30,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("gateway-core", &["netstack", "boot", "attest-wire"]),
     ("store", &["gateway-core", "attest-wire"]),
     ("hw", &["attest-wire"]),
-    ("attester", &["hw", "attest-wire", "netstack"]),
+    ("attester", &["hw", "attest-wire", "netstack", "boot"]),
     ("boot-image", &["boot"]),
     (
         "gateway",

@@ -124,16 +124,33 @@ impl Connection {
         )
         .into_bytes();
         request.extend_from_slice(body);
-        self.stream
-            .write_all(&request)
-            .and_then(|()| self.stream.flush())
-            .map_err(|source| tls_or_io("sending", source))?;
-
         // Only a result carries payloads.
         let max = match path {
             EVIDENCE_PATH => RESULT_MAX_BYTES,
             _ => REPLY_MAX_BYTES,
         };
+        self.exchange(&request, max)
+    }
+
+    /// Asks for a file from `offset` on; the gateway answers one piece of at most `max` bytes.
+    ///
+    /// # Errors
+    /// As [`Connection::post`].
+    pub fn get_from(&mut self, path: &str, offset: u64, max: usize) -> Result<Answer, ClientError> {
+        let last = offset.saturating_add(max as u64).saturating_sub(1);
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {ATTEST_SERVER_NAME}\r\n\
+             Range: bytes={offset}-{last}\r\n\r\n"
+        );
+        self.exchange(request.as_bytes(), max.max(REPLY_MAX_BYTES))
+    }
+
+    fn exchange(&mut self, request: &[u8], max: usize) -> Result<Answer, ClientError> {
+        self.stream
+            .write_all(request)
+            .and_then(|()| self.stream.flush())
+            .map_err(|source| tls_or_io("sending", source))?;
+
         let mut received = Vec::new();
         let head = loop {
             if let Some(head) = parse_head(&received, max)? {

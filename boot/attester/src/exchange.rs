@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use attest_wire::sealed::Item;
 use attest_wire::tpm::Public;
-use attest_wire::v1::handover::Ability;
+use attest_wire::v1::handover::{Ability, Grant};
 use attest_wire::v1::{
     self, Attested, Binding, Bytes, Challenge, Credential, EK_CHAIN_MAX, EVENT_LOG_MAX_BYTES,
     EVIDENCE_MAX_BYTES, EVIDENCE_PATH, EkOffer, Evidence, HELLO_MAX_BYTES, HELLO_PATH, Hello,
@@ -60,6 +60,8 @@ pub struct Options {
     pub devid_auth: DevIdAuth,
     /// Where the extends of PCR 15 are kept over a restart of this program within one boot.
     pub extends_file: Option<PathBuf>,
+    /// What is done with what may come beside an LDevID.
+    pub can: Vec<Ability>,
 }
 
 impl Default for Options {
@@ -68,6 +70,7 @@ impl Default for Options {
             devid_kind: DevIdKind::EccP256,
             devid_auth: DevIdAuth::None,
             extends_file: None,
+            can: vec![Ability::Payloads],
         }
     }
 }
@@ -84,6 +87,8 @@ pub enum Outcome {
         devid: DevId,
         /// Payloads in clear; PCR 15 is closed behind them.
         payloads: Vec<Item>,
+        /// Leave to install, not yet checked.
+        grant: Option<Box<Grant>>,
         /// Finds the attempt in the gateway's ledger.
         correlation: String,
     },
@@ -168,6 +173,8 @@ pub enum Step {
     Appraise,
     /// An LDevID came back.
     Issue,
+    /// A disk is written under a grant.
+    Install,
 }
 
 impl Step {
@@ -179,6 +186,7 @@ impl Step {
             Self::Evidence => "evidence",
             Self::Appraise => "appraise",
             Self::Issue => "issue",
+            Self::Install => "install",
         }
     }
 }
@@ -191,6 +199,7 @@ pub struct Node {
     ak_public: Vec<u8>,
     devid: DevId,
     extends: Extends,
+    can: Vec<Ability>,
 }
 
 /// Makes the keys and attests once. [`Node`] is for a caller that tries again.
@@ -232,6 +241,7 @@ impl Node {
             ak_public,
             devid,
             extends,
+            can: options.can.clone(),
         })
     }
 
@@ -348,8 +358,17 @@ impl Node {
             disks: facts.disks,
             boot_path: facts.boot_path,
             uki_hint: facts.uki_hint,
-            can: vec![Ability::Payloads],
+            can: self.can.clone(),
         }
+    }
+
+    /// Names of the endorsement keys, hex: one of them stands in a grant.
+    pub fn ek_names(&self) -> Vec<String> {
+        let publics = self.eks.iter().map(|ek| Public::decode(&ek.public));
+        let names = publics
+            .flatten()
+            .map(|public| hex::encode(public.name().as_bytes()));
+        names.collect()
     }
 
     /// HMAC-SHA256(secret, B("activation")): the secret itself never leaves the node.
@@ -428,6 +447,7 @@ impl Node {
                     receipt,
                     devid: self.devid.clone(),
                     payloads,
+                    grant: result.grant,
                     correlation,
                 })
             }

@@ -236,6 +236,9 @@ mod tests {
         fn certify_devid(&mut self, _: &[u8; 32]) -> Result<Attested, TpmError> {
             Self::refuse()
         }
+        fn sign_devid(&mut self, _: &[u8; 32]) -> Result<Vec<u8>, TpmError> {
+            Self::refuse()
+        }
         fn quote(&mut self, _: &[u8; 32], _: &[u8]) -> Result<Attested, TpmError> {
             Self::refuse()
         }

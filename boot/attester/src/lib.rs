@@ -13,6 +13,7 @@ pub mod extends;
 pub mod facts;
 pub mod gather;
 pub mod init;
+pub mod install;
 pub mod output;
 pub mod payloads;
 pub mod pin;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use attest_wire::v1::handover::Ability;
 use attester::{AttestError, DevIdAuth, Gateway, Node, Options, Outcome};
 use attester::{console, gather, init, output};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -109,6 +110,7 @@ fn attest(arguments: &Attest) -> anyhow::Result<u8> {
             DevIdAuth::None
         },
         extends_file: Some(arguments.extends.clone()),
+        can: vec![Ability::Payloads],
     };
     let gateway = Gateway {
         addr: arguments.gateway,
@@ -126,6 +128,7 @@ fn attest(arguments: &Attest) -> anyhow::Result<u8> {
             receipt,
             devid,
             payloads,
+            grant: _,
             correlation,
         } => {
             console::say(

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use attest_wire::oid::{EKU_ATTEST, EKU_RECEIPT, Oid};
+use attest_wire::oid::{EKU_ATTEST, EKU_GRANT, EKU_RECEIPT, Oid};
+use attest_wire::v1::handover::{GRANT_LABEL, Grant};
 use attest_wire::v1::{ATTEST_SERVER_NAME, Bytes, Receipt};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, Resumption};
@@ -120,6 +121,15 @@ impl Pin {
     pub fn check_receipt(&self, receipt: &Receipt) -> Result<(), PinError> {
         let Receipt { body, sig, chain } = receipt;
         self.check_signed(EKU_RECEIPT, RECEIPT_LABEL, &body.0, &sig.0, chain)
+    }
+
+    /// Checks a grant to install: its key is under the pin for grants, its signature covers the body.
+    ///
+    /// # Errors
+    /// [`PinError::Chain`] or [`PinError::Signature`].
+    pub fn check_grant(&self, grant: &Grant) -> Result<(), PinError> {
+        let (body, sig) = (&grant.body.0, &grant.sig.0);
+        self.check_signed(EKU_GRANT, GRANT_LABEL, body, sig, &grant.chain)
     }
 
     /// Checks a signed statement of the gateway: the key is under the pin for this purpose, its signature

@@ -48,6 +48,7 @@ fn waits_restarts_and_is_admitted_in_one_boot() {
         devid_kind: DevIdKind::EccP256,
         devid_auth: DevIdAuth::Random,
         extends_file: Some(folder.path().join("pcr15")),
+        can: vec![attest_wire::v1::handover::Ability::Payloads],
     };
     let mut attempts = 0;
     // A new process twice: keys are made again, the list of extends goes on.
@@ -174,6 +175,9 @@ fn rejects_credentials_of_another_tpm() {
         }
         fn certify_devid(&mut self, q: &[u8; 32]) -> Result<hw::tpm::Attested, hw::tpm::TpmError> {
             self.0.certify_devid(q)
+        }
+        fn sign_devid(&mut self, digest: &[u8; 32]) -> Result<Vec<u8>, hw::tpm::TpmError> {
+            self.0.sign_devid(digest)
         }
         fn quote(
             &mut self,

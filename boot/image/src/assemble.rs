@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use boot::arch::Arch;
 use boot::catalog::{
-    Artefact, CATALOG_FILE, CATALOG_VERSION, Catalog, CatalogError, ImageKey, Manifest, Role,
-    SIGNATURE_FILE, check,
+    Artefact, CATALOG_FILE, CATALOG_VERSION, Catalog, CatalogError, Compression, DiskImage,
+    ImageKey, Manifest, Role, SIGNATURE_FILE, check,
 };
+use sha2::{Digest as _, Sha256};
 
 use crate::debs::{DebError, Debs, Kernel, Unpacked};
 use crate::initramfs::{self, InitramfsError};
@@ -24,6 +25,9 @@ use crate::uki::{self, UkiError};
 /// thus /dev/console: it is the one a rack has.
 pub const CMDLINE: &str = "console=tty0 console=ttyS0 lockdown=integrity module.sig_enforce=1 \
      sysctl.kernel.kexec_load_disabled=1 quiet panic=30";
+
+/// Bytes of a disk image in memory at once.
+const COPY_BYTES: usize = 1 << 20;
 
 /// Why a folder could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -181,20 +185,86 @@ pub fn folder(
     keep: bool,
 ) -> Result<Vec<Artefact>, BuildError> {
     fs::create_dir_all(out).map_err(|source| io_error(out, source))?;
-    let mut artefacts = if keep {
+    let mut manifest = if keep {
         existing(out, keys)?
     } else {
-        Vec::new()
+        Manifest::default()
     };
     let ipxe = sign::sign(&read(&fetched.ipxe_file())?, keys)?;
     let uki = sign::sign(&unsigned_uki(fetched, image)?, keys)?;
     for (name, bytes) in [("ipxe", ipxe), ("attester", uki)] {
-        add(out, &mut artefacts, name, image.version, &bytes)?;
+        add(out, &mut manifest.artefacts, name, image.version, &bytes)?;
     }
-    write_catalog(out, keys, artefacts)
+    write_manifest(out, keys, manifest).map(|manifest| manifest.artefacts)
 }
 
-/// Signs and writes the catalogue of `artefacts`.
+/// Adds a disk image to the catalogue of an image folder and copies it there. A file that ends in `.zst` is
+/// Zstandard and unpacked once, for the figures of what is written.
+///
+/// # Errors
+/// [`BuildError`]; a folder without a catalogue is built first.
+pub fn add_disk(
+    out: &Path,
+    keys: &SiteKeys,
+    source: &Path,
+    name: &str,
+    version: u64,
+) -> Result<DiskImage, BuildError> {
+    let mut manifest = existing(out, keys)?;
+    let packed = source.extension().is_some_and(|ext| ext == "zst");
+    let (compression, ending) = match packed {
+        true => (Compression::Zstd, "raw.zst"),
+        false => (Compression::None, "raw"),
+    };
+    let file = format!("{name}-{version}.{ending}");
+    let target = out.join(&file);
+    let scratch = target.with_extension("new");
+    fs::copy(source, &scratch).map_err(|error| io_error(source, error))?;
+    let (sha256, size_bytes) = digest(open(&scratch)?, &scratch)?;
+    let (raw_sha256, raw_bytes) = match compression {
+        Compression::None => (sha256.clone(), size_bytes),
+        Compression::Zstd => digest(boot::unzstd::Frames::new(open(&scratch)?), source)?,
+    };
+    let image = DiskImage {
+        name: name.to_owned(),
+        version,
+        file,
+        sha256,
+        size_bytes,
+        compression,
+        raw_sha256,
+        raw_bytes,
+    };
+    manifest.disks.push(image.clone());
+    check(&manifest)?;
+    fs::rename(&scratch, &target).map_err(|error| io_error(&target, error))?;
+    write_manifest(out, keys, manifest)?;
+    Ok(image)
+}
+
+fn open(path: &Path) -> Result<io::BufReader<fs::File>, BuildError> {
+    let file = fs::File::open(path).map_err(|source| io_error(path, source))?;
+    Ok(io::BufReader::with_capacity(COPY_BYTES, file))
+}
+
+/// SHA-256 and length of all that can be read.
+fn digest(mut from: impl io::Read, path: &Path) -> Result<(String, u64), BuildError> {
+    let (mut hash, mut length) = (Sha256::new(), 0);
+    let mut buffer = vec![0; COPY_BYTES];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok((hex::encode(hash.finalize()), length)),
+            Ok(count) => {
+                hash.update(&buffer[..count]);
+                length += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(io_error(path, error)),
+        }
+    }
+}
+
+/// Signs and writes the catalogue of `artefacts`, without disk images.
 ///
 /// # Errors
 /// [`BuildError`]; a catalogue that a gateway would refuse is not written.
@@ -204,8 +274,16 @@ pub fn write_catalog(
     artefacts: Vec<Artefact>,
 ) -> Result<Vec<Artefact>, BuildError> {
     let manifest = Manifest {
-        version: CATALOG_VERSION,
         artefacts,
+        ..Manifest::default()
+    };
+    write_manifest(out, keys, manifest).map(|manifest| manifest.artefacts)
+}
+
+fn write_manifest(out: &Path, keys: &SiteKeys, manifest: Manifest) -> Result<Manifest, BuildError> {
+    let manifest = Manifest {
+        version: CATALOG_VERSION,
+        ..manifest
     };
     check(&manifest)?;
     let mut bytes = serde_json::to_vec_pretty(&manifest)
@@ -215,7 +293,7 @@ pub fn write_catalog(
     // Both or neither must be seen: a gateway that reads in between refuses the pair and keeps what it has.
     write(&out.join(SIGNATURE_FILE), &signature)?;
     write(&out.join(CATALOG_FILE), &bytes)?;
-    Ok(manifest.artefacts)
+    Ok(manifest)
 }
 
 /// Adds one file. The same program, already in the catalogue under another version, is not added twice.
@@ -246,14 +324,18 @@ fn add(
     Ok(())
 }
 
-fn existing(out: &Path, keys: &SiteKeys) -> Result<Vec<Artefact>, BuildError> {
+fn existing(out: &Path, keys: &SiteKeys) -> Result<Manifest, BuildError> {
     let file = out.join(CATALOG_FILE);
     if !file.exists() {
-        return Ok(Vec::new());
+        return Ok(Manifest::default());
     }
     let key = ImageKey::from_pem(&read(&keys.image_public_key())?)?;
     let catalog = Catalog::load(&read(&file)?, &read(&out.join(SIGNATURE_FILE))?, &key)?;
-    Ok(catalog.artefacts().to_vec())
+    Ok(Manifest {
+        version: CATALOG_VERSION,
+        artefacts: catalog.artefacts().to_vec(),
+        disks: catalog.disks().to_vec(),
+    })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, BuildError> {

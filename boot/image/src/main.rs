@@ -33,6 +33,23 @@ enum Command {
     },
     /// Build and sign iPXE, the attester's UKI and their catalogue.
     Build(Box<Build>),
+    /// Add a disk image for the installer to the catalogue of an image folder.
+    Disk {
+        /// The image: what is written to the disk, or that as Zstandard with the ending `.zst`.
+        file: PathBuf,
+        /// Name in the catalogue.
+        #[arg(long)]
+        name: String,
+        /// Version in the catalogue; compared with the floor.
+        #[arg(long)]
+        version: u64,
+        /// Folder with the keys.
+        #[arg(long)]
+        keys: PathBuf,
+        /// Image folder.
+        #[arg(long)]
+        out: PathBuf,
+    },
     /// Print what an EFI program or UKI leaves in the PCRs, as a catalogue entry.
     Measure {
         /// The file.
@@ -146,6 +163,26 @@ fn run(command: Command) -> anyhow::Result<()> {
             println!("keys for {site} in {}", out.display());
         }
         Command::Build(build) => build_image(&build)?,
+        Command::Disk {
+            file,
+            name,
+            version,
+            keys,
+            out,
+        } => {
+            let keys = SiteKeys::load(&keys)?;
+            let image = assemble::add_disk(&out, &keys, &file, &name, version)?;
+            println!(
+                "{} {} {} {} bytes\n  sha256    {}\n  written   {} {} bytes",
+                image.file,
+                image.name,
+                image.version,
+                image.size_bytes,
+                image.sha256,
+                image.raw_sha256,
+                image.raw_bytes
+            );
+        }
         Command::Measure { file } => {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let entry = Artefact::describe(

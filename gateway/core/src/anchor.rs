@@ -69,7 +69,11 @@ impl Anchors {
 /// by taking it back. Verdicts and what follows from them cost him nothing to repeat.
 fn urgent(record: &Record) -> bool {
     match record {
-        Record::Genesis(_) | Record::Operator(_) | Record::Policy(_) | Record::Pruned(_) => true,
+        Record::Genesis(_)
+        | Record::Operator(_)
+        | Record::Policy(_)
+        | Record::Pruned(_)
+        | Record::Run(_) => true,
         Record::Certificate(certificate) => certificate.machine.is_none(),
         Record::Claim(_)
         | Record::Verdict(_)
@@ -78,7 +82,10 @@ fn urgent(record: &Record) -> bool {
         | Record::Delivery(_)
         | Record::RefusalSummary(_)
         | Record::Gate(_)
-        | Record::Anchor(_) => false,
+        | Record::Anchor(_)
+        | Record::Grant(_)
+        | Record::Progress(_)
+        | Record::RunEnd(_) => false,
     }
 }
 

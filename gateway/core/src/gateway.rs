@@ -24,6 +24,7 @@ use crate::appraisal::{EkDirectory as _, RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};
 use crate::gate::{self, Gate};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
+use crate::install::Installs;
 use crate::inventory::Inventory;
 use crate::lease6;
 use crate::limits;
@@ -32,8 +33,8 @@ use crate::reason::Reason;
 use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
 use crate::retention;
 use crate::view::{
-    DhcpView, EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ForeignServerView, ImageView,
-    MachineGateView, MachineView, StatusView, TimelineEntry,
+    DhcpView, DiskView, EkCaExport, EkCaImported, EkCaList, EkUnmatchedList, ForeignServerView,
+    ImageView, MachineGateView, MachineView, StatusView, TimelineEntry,
 };
 use crate::walk::Step;
 
@@ -65,6 +66,8 @@ pub struct Setup {
     pub marks: Vec<Mark>,
     /// The gate, where the appliance has one.
     pub gate: Option<gate::Settings>,
+    /// How long something may be begun under a grant to install, in milliseconds.
+    pub grant_ms: u64,
     /// The time.
     pub now: UnixMillis,
 }
@@ -136,6 +139,15 @@ pub enum Input {
         status: u16,
         /// Why.
         reason: Reason,
+    },
+    /// `POST /v1/progress`.
+    Progress {
+        /// The connection.
+        conn: ConnId,
+        /// The node's address.
+        peer: IpAddr,
+        /// The body.
+        body: Vec<u8>,
     },
     /// The connection ended.
     Closed(ConnId),
@@ -211,6 +223,10 @@ impl Gateway {
             ledger.iter().map(|(seq, at, record)| (*seq, *at, record)),
             now,
         );
+        let mut installs = Installs::new(boot.catalog.disks(), setup.grant_ms);
+        for (_, at, record) in &ledger {
+            installs.apply(*at, record);
+        }
         rules.catalog = std::sync::Arc::new(catalog);
         registry.ek_roots_loaded(now, &ek_roots);
         rules.ek_roots = std::sync::Arc::new(ek_roots);
@@ -236,7 +252,7 @@ impl Gateway {
             ledger.iter().for_each(|(_, _, record)| gate.replay(record));
             gate
         });
-        let admission = Admission::new(registry, inventory, rules, seal.clone());
+        let admission = Admission::new(registry, installs, inventory, rules, seal.clone());
         let mut out = Outbox::new(next_seq, counter);
         if gate.is_some() {
             out.watch();
@@ -325,6 +341,9 @@ impl Gateway {
             } => self
                 .admission
                 .evidence_broken(now, conn, status, reason, out),
+            Input::Progress { conn, peer, body } => {
+                self.admission.progress(now, conn, peer, &body, out);
+            }
             Input::Closed(conn) => self.admission.closed(now, conn, out),
             Input::WorkDone(done) => match *done {
                 WorkDone::Hello(conn, done) => self.admission.hello_judged(now, conn, done, out),
@@ -722,6 +741,24 @@ impl Gateway {
         done
     }
 
+    /// Whether `peer` may fetch the disk image with this digest now.
+    ///
+    /// # Errors
+    /// `grant.*`, `machine.state`.
+    pub fn image_fetch(
+        &mut self,
+        now: UnixMillis,
+        peer: IpAddr,
+        sha256: &str,
+    ) -> Result<(), Reason> {
+        self.admission.may_fetch(now, peer, sha256, &mut self.out)
+    }
+
+    /// The disk images of the catalogue.
+    pub fn disks(&self) -> Vec<DiskView> {
+        self.admission.installs().disk_views()
+    }
+
     /// An owner imports CA certificates for EK chains; `time` is how far the clock is trusted now.
     ///
     /// # Errors
@@ -884,6 +921,7 @@ impl Gateway {
         });
         MachineView {
             gate,
+            install: self.admission.installs().view(&machine.id),
             ..machine.view(boot)
         }
     }

@@ -15,6 +15,7 @@ pub mod gate;
 pub mod gateway;
 pub mod handover;
 pub mod identity;
+pub mod install;
 pub mod inventory;
 pub mod issuer;
 pub mod lease6;

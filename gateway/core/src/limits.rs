@@ -56,6 +56,15 @@ pub const DHCP_REFUSALS_MAX: u32 = 20;
 /// The window of [`DHCP_REFUSALS_MAX`].
 pub const DHCP_REFUSALS_MS: u64 = 10_000;
 
+/// An authorised run waits this long for its machine to boot: hardware may still be on its way.
+pub const RUN_WAIT_MS: u64 = 14 * 24 * 3_600_000;
+
+/// Longest time without a report in an installation: an image over a slow link, a disk read back.
+pub const RUN_STEP_MS: u64 = 2 * 3_600_000;
+
+/// Boots of one run: a machine that fails as often as this needs a person.
+pub const GRANTS_PER_RUN_MAX: u32 = 12;
+
 /// A pending machine asks again after this long.
 pub const PENDING_RETRY_SECS: u32 = 10;
 

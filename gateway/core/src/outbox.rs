@@ -95,6 +95,10 @@ impl Outbox {
             | Record::Pruned(_)
             | Record::Bridge(_)
             | Record::Delivery(_)
+            | Record::Run(_)
+            | Record::Grant(_)
+            | Record::Progress(_)
+            | Record::RunEnd(_)
             | Record::Gate(_) => {}
         }
     }

@@ -88,11 +88,21 @@ struct Rules {
     boot: BootRules,
 }
 
+/// What a class says of installing (docs/POLICY.md).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InstallRules {
+    /// Its machines carry a control plane: nothing is ever installed on them without an owner.
+    pub control_plane: bool,
+    /// Disk image that a declared machine gets at its first admission, without being asked for.
+    pub auto_image: Option<String>,
+}
+
 /// A policy in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     general: Rules,
     classes: BTreeMap<String, Rules>,
+    install: BTreeMap<String, InstallRules>,
     require_ek_cert: bool,
     allow_expired_ek_cert: bool,
     crl: Mode,
@@ -162,6 +172,11 @@ impl Policy {
     /// What a machine of `class` may boot.
     pub fn boot(&self, class: Option<&str>) -> &BootRules {
         &self.rules(class).boot
+    }
+
+    /// What a machine of `class` may be installed with by itself.
+    pub fn install(&self, class: &str) -> InstallRules {
+        self.install.get(class).cloned().unwrap_or_default()
     }
 
     /// Classes with rules of their own.
@@ -302,13 +317,14 @@ fn read(root: &Section<'_, '_>, text: &str) -> Option<Policy> {
         }),
     };
     let general = rules(root, &base);
-    let classes = classes(root, &general);
+    let (classes, install) = classes(root, &general);
 
     version?;
     preset?;
     Some(Policy {
         general,
         classes,
+        install,
         require_ek_cert: require_cert.unwrap_or(strict),
         allow_expired_ek_cert: allow_expired.unwrap_or(false),
         crl: crl.unwrap_or(Mode::Report),
@@ -349,19 +365,41 @@ fn rules(table: &Section<'_, '_>, base: &Rules) -> Rules {
     }
 }
 
-fn classes(root: &Section<'_, '_>, general: &Rules) -> BTreeMap<String, Rules> {
-    let mut classes = BTreeMap::new();
+type Classes = (BTreeMap<String, Rules>, BTreeMap<String, InstallRules>);
+
+fn classes(root: &Section<'_, '_>, general: &Rules) -> Classes {
+    let (mut classes, mut install) = (BTreeMap::new(), BTreeMap::new());
     for class in root.sections("class", CLASSES_MAX) {
         let name = class.string("name");
         let name = class.required("name", "the name of a class", name);
         let rules = rules(&class, general);
+        let install_rules = install_rules(&class);
         class.close();
         let Some(name) = name else { continue };
+        install.insert(name.clone(), install_rules);
         if classes.insert(name.clone(), rules).is_some() {
             class.mistake("name", "each class once", format!("{name:?} twice"));
         }
     }
-    classes
+    (classes, install)
+}
+
+/// `[class.install]`.
+fn install_rules(class: &Section<'_, '_>) -> InstallRules {
+    let section = class.section("install");
+    let rules = InstallRules {
+        control_plane: section.boolean("control_plane").unwrap_or(false),
+        auto_image: section.string("auto_image"),
+    };
+    if rules.control_plane && rules.auto_image.is_some() {
+        section.mistake(
+            "auto_image",
+            "no image: an owner installs each machine of a control plane",
+            "auto_image beside control_plane = true",
+        );
+    }
+    section.close();
+    rules
 }
 
 /// `[quote]`: the registers and banks that a quote must show.

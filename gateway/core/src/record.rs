@@ -42,6 +42,14 @@ pub enum Record {
     /// SPIRE is about to be told something; written before the call, so a crash between the two leaves
     /// the record and the next round the deed.
     Bridge(Bridge),
+    /// An installation was authorised.
+    Run(Run),
+    /// A boot got leave to install.
+    Grant(Grant),
+    /// An installer reported, signed by its DevID.
+    Progress(InstallProgress),
+    /// An installation is over.
+    RunEnd(RunEnd),
 }
 
 /// What another system is told of a machine.
@@ -88,6 +96,137 @@ impl BridgeAct {
             Self::AgentDelete => "agent_delete",
             Self::EkHashAdd => "ek_hash_add",
             Self::EkHashRemove => "ek_hash_remove",
+        }
+    }
+}
+
+/// What may be written to which disk of which machine, until it is verified or given up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// 16 bytes in hex.
+    pub run: String,
+    /// The machine.
+    pub machine: MachineId,
+    /// Its class when the run began.
+    pub class: String,
+    /// Name of the disk image.
+    pub image: String,
+    /// Its version.
+    pub version: u64,
+    /// SHA-256 of its file, hex.
+    pub image_sha256: String,
+    /// Size of that file, in bytes.
+    pub image_bytes: u64,
+    /// `none` or `zstd`.
+    pub compression: String,
+    /// SHA-256 of what is written, hex.
+    pub raw_sha256: String,
+    /// Size of that in bytes.
+    pub raw_bytes: u64,
+    /// Serial number of the disk.
+    pub disk_serial: String,
+    /// The owner who asked for it; none when the class allows it by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+/// Leave to install in one boot of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grant {
+    /// 16 random bytes in hex.
+    pub grant: String,
+    /// The run.
+    pub run: String,
+    /// The machine.
+    pub machine: MachineId,
+    /// Which boot of the run it is, from 1.
+    pub attempt: u32,
+    /// Name of an EK that it proved.
+    pub ek_name: EkName,
+    /// `resetCount` of its quote.
+    pub reset: u32,
+    /// `restartCount` of its quote.
+    pub restart: u32,
+    /// TPM clock after which nothing may be begun, in milliseconds.
+    pub clock_max_ms: u64,
+    /// The same by our clock.
+    pub expires: UnixMillis,
+    /// Address it attested from and may fetch the image from.
+    pub addr: std::net::IpAddr,
+    /// `TPMT_PUBLIC` of the DevID that signs its reports, hex.
+    pub devid_pub: String,
+    /// 32 random bytes in hex.
+    pub nonce: String,
+    /// An earlier boot may have written everything: the disk is read before it is written.
+    pub reread: bool,
+    /// The verdict's correlation id.
+    pub correlation: String,
+}
+
+/// One report of an installer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InstallProgress {
+    /// The run.
+    pub run: String,
+    /// The grant.
+    pub grant: String,
+    /// The machine.
+    pub machine: MachineId,
+    /// Its number within the grant.
+    pub seq: u32,
+    /// What has ended.
+    pub step: attest_wire::v1::handover::InstallStep,
+    /// Digest that belongs to it, hex; may be empty.
+    pub sha256: String,
+    /// The installer's words.
+    pub detail: String,
+    /// SHA-256 of the body that was signed, hex.
+    pub body_sha256: String,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunEnd {
+    /// The run.
+    pub run: String,
+    /// The machine.
+    pub machine: MachineId,
+    /// How.
+    pub outcome: RunOutcome,
+    /// Why, unless it is verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// The administrator whose act ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+/// The ends of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunOutcome {
+    /// The disk was read back and is what was granted.
+    Verified,
+    /// It stopped, and waits for an owner.
+    Failed,
+    /// An administrator ended it.
+    Cancelled,
+    /// Nothing was heard for too long.
+    TimedOut,
+}
+
+impl RunOutcome {
+    /// Name for API and page.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Verified => "verified",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::TimedOut => "timed_out",
         }
     }
 }

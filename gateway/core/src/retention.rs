@@ -118,6 +118,10 @@ pub fn carried(removed: &[Numbered<'_>], now: UnixMillis) -> BTreeSet<u64> {
             Record::Gate(change) => carry.gate(seq, &change.machine),
             Record::Claim(claim) => carry.settles(seq, &claim.machine),
             Record::EkCertificates(record) => carry.settles(seq, &record.machine),
+            Record::Run(run) => carry.settles(seq, &run.machine),
+            Record::Grant(grant) => carry.settles(seq, &grant.machine),
+            Record::Progress(progress) => carry.settles(seq, &progress.machine),
+            Record::RunEnd(end) => carry.settles(seq, &end.machine),
             Record::Operator(act) => match machine_of(&act.act) {
                 Subject::Machine(machine) => carry.settles(seq, machine),
                 Subject::AllMachines => carry.settles_all(seq),

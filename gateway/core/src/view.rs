@@ -45,6 +45,9 @@ pub struct MachineView {
     /// Its way out, where the appliance has a gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<MachineGateView>,
+    /// Its last installation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub install: Option<InstallView>,
 }
 
 /// The gate, for one machine.
@@ -54,6 +57,48 @@ pub struct MachineGateView {
     pub until: Option<UnixMillis>,
     /// What is open: addresses, destination, ports; or the switch port.
     pub open: Vec<String>,
+}
+
+/// The last run of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstallView {
+    /// Its id.
+    pub run: String,
+    /// Name of the disk image.
+    pub image: String,
+    /// Its version.
+    pub version: u64,
+    /// Serial number of the disk.
+    pub disk_serial: String,
+    /// Who asked for it; none when the class allows it.
+    pub by: Option<String>,
+    /// When it was authorised.
+    pub since: UnixMillis,
+    /// When it last moved.
+    pub moved: UnixMillis,
+    /// Boots that got a grant.
+    pub boots: u32,
+    /// Last step that was reported in the last of them.
+    pub step: Option<String>,
+    /// The installer's words with it.
+    pub detail: Option<String>,
+    /// While it lasts: what is waited for, `boot` or a step.
+    pub waits_for: Option<String>,
+    /// When it is over: `verified`, `failed`, `cancelled` or `timed_out`.
+    pub outcome: Option<String>,
+    /// Why, unless it is verified.
+    pub reason: Option<Reason>,
+}
+
+/// One disk image of the catalogue with its rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskView {
+    /// The image.
+    pub image: boot::catalog::DiskImage,
+    /// Lowest version that may be installed.
+    pub floor: u64,
+    /// Refused from now on.
+    pub withdrawn: bool,
 }
 
 /// One EK certificate of a machine.

@@ -23,6 +23,8 @@ pub enum Step {
     Appraise,
     /// An LDevID was issued.
     Issue,
+    /// A disk is written under a grant.
+    Install,
 }
 
 impl Step {
@@ -37,6 +39,7 @@ impl Step {
             Step::Evidence => "evidence",
             Step::Appraise => "appraise",
             Step::Issue => "issue",
+            Step::Install => "install",
         }
     }
 }
@@ -103,6 +106,12 @@ pub const WALK: &[Row] = &[
         input: "Verified<Admission>",
         decided_by: "gateway_core::issuer",
         record: "ledger: certificate",
+    },
+    Row {
+        step: Step::Install,
+        input: "a run, POST /v1/progress",
+        decided_by: "gateway_core::install",
+        record: "ledger: run, grant, progress, run_end",
     },
 ];
 

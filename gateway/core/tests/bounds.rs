@@ -123,7 +123,7 @@ fn rejects_operator_text_beyond_the_bound() {
     };
     let withdraw = |len: usize| {
         let command = Command::Withdraw(MachineId("m-1".into()), "x".repeat(len));
-        to_act(command, &caller, &registry, &rules)
+        to_act(command, &caller, &registry, &[], &rules)
     };
     assert!(matches!(
         withdraw(limits::OPERATOR_TEXT_MAX_BYTES),

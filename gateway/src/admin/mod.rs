@@ -53,6 +53,9 @@ pub(crate) enum Operation {
     SealSecret,
     Withdraw,
     Retire,
+    Install,
+    InstallRetry,
+    InstallCancel,
     ImageFloor,
     ImageWithdraw,
     EkCas,
@@ -84,7 +87,7 @@ const fn row(method: Method, path: &'static str, role: Role, operation: Operatio
 }
 
 /// The whole API.
-pub(crate) static ROUTES: [Route; 27] = {
+pub(crate) static ROUTES: [Route; 30] = {
     use Operation as Op;
     use Role::{Operator, Owner, Viewer};
     [
@@ -133,6 +136,19 @@ pub(crate) static ROUTES: [Route; 27] = {
         ),
         row(Method::POST, "/v1/machines/{}/retire", Owner, Op::Retire),
         row(Method::POST, "/v1/machines/{}/seal", Owner, Op::SealSecret),
+        row(Method::POST, "/v1/machines/{}/install", Owner, Op::Install),
+        row(
+            Method::POST,
+            "/v1/machines/{}/install-retry",
+            Owner,
+            Op::InstallRetry,
+        ),
+        row(
+            Method::POST,
+            "/v1/machines/{}/install-cancel",
+            Owner,
+            Op::InstallCancel,
+        ),
         row(Method::POST, "/v1/images/{}/floor", Owner, Op::ImageFloor),
         row(
             Method::POST,

@@ -11,11 +11,11 @@ use hyper::{Request, Response, StatusCode};
 use serde::de::DeserializeOwned;
 
 use super::types::{
-    ApproveRequest, Done, EkCaImportRequest, FloorRequest, ImageList, LedgerPage, MachineList,
-    NoFields, SealRequest, SealedSecret, Timeline, WithdrawRequest,
+    ApproveRequest, Done, EkCaImportRequest, FloorRequest, ImageList, InstallRequest, LedgerPage,
+    MachineList, NoFields, SealRequest, SealedSecret, Timeline, WithdrawRequest,
 };
 use super::{AdminService, Operation, page};
-use crate::handle::{Busy, Caller, Command};
+use crate::handle::{Busy, Caller, Command, Install};
 use crate::metrics::ADMIN_ACTS;
 use crate::shell::http::{self, Body, Refusal};
 use crate::telemetry;
@@ -90,7 +90,8 @@ pub(super) async fn perform(
         Operation::Ledger => return ledger(service, request.uri().query()).await,
         Operation::Images => {
             let images = handle.images().await.map_err(busy)?;
-            return Ok(http::json(StatusCode::OK, &ImageList { images }));
+            let disks = handle.disks().await.map_err(busy)?;
+            return Ok(http::json(StatusCode::OK, &ImageList { images, disks }));
         }
         Operation::EkCas => {
             let list = handle.ek_cas().await.map_err(busy)?;
@@ -127,6 +128,15 @@ pub(super) async fn perform(
         Operation::Uncordon => bare(request, Command::Uncordon(machine)).await?,
         Operation::MarkInstalled => bare(request, Command::MarkInstalled(machine)).await?,
         Operation::Retire => bare(request, Command::Retire(machine)).await?,
+        Operation::Install => read::<InstallRequest>(request)
+            .await?
+            .into_command(machine)
+            .map_err(bad_request)?,
+        Operation::InstallRetry => bare(request, Command::Install(machine, Install::Retry)).await?,
+        Operation::InstallCancel => {
+            let why = read::<WithdrawRequest>(request).await?.why;
+            Command::Install(machine, Install::Cancel(why))
+        }
         Operation::ImageFloor => {
             let floor = read::<FloorRequest>(request).await?.floor;
             Command::ImageFloor(subject, floor)
@@ -294,6 +304,14 @@ fn describe(command: &Command) -> (&'static str, String) {
         Command::MarkInstalled(machine) => ("installed", machine.0.clone()),
         Command::Withdraw(machine, _) => ("withdraw", machine.0.clone()),
         Command::Retire(machine) => ("retire", machine.0.clone()),
+        Command::Install(machine, act) => {
+            let name = match act {
+                Install::Begin { .. } => "install",
+                Install::Retry => "install_retry",
+                Install::Cancel(_) => "install_cancel",
+            };
+            (name, machine.0.clone())
+        }
         Command::ImageFloor(name, _) => ("image_floor", name.clone()),
         Command::ImageWithdraw(sha256) => ("image_withdraw", sha256.clone()),
         Command::EkCaRemove(sha256, _) => ("ek_ca_remove", sha256.clone()),

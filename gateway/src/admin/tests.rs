@@ -50,6 +50,7 @@ fn view(id: &str, state: &str) -> MachineView {
         last_seq: None,
         report_sha256: Some("ab".repeat(32)),
         gate: None,
+        install: None,
     }
 }
 
@@ -111,6 +112,9 @@ fn answer(acts: &Mutex<Vec<String>>, asked: Asked) {
                 }
                 _ => Ok(()),
             });
+        }
+        Asked::Disks(tx) => {
+            let _ = tx.send(Vec::new());
         }
         Asked::EkCaImport(caller, import, tx) => {
             let text = format!("{} imports from {}", caller.cn, import.source);
@@ -278,6 +282,8 @@ async fn the_role_matrix() {
             Operation::EkCaImport => &["-d", &import],
             Operation::ImageFloor => &["-d", "{\"floor\":3}"],
             Operation::SealSecret => &["-d", "{\"kind\":\"secret\",\"secret\":\"c2VjcmV0\"}"],
+            Operation::Install => &["-d", "{\"image\":\"worker\"}"],
+            Operation::InstallCancel => &["-d", "{\"why\":\"another disk\"}"],
             _ => &[],
         };
         for (name, role) in [

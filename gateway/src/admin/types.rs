@@ -6,11 +6,11 @@ use base64::engine::general_purpose::STANDARD;
 use gateway_core::appraisal::ek_record::decode_der;
 use gateway_core::identity::MachineId;
 use gateway_core::reason::Reason;
-use gateway_core::view::{ImageView, LedgerView, MachineView, TimelineEntry};
+use gateway_core::view::{DiskView, ImageView, LedgerView, MachineView, TimelineEntry};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::handle::{Command, EkCaImport, SecretRequest};
+use crate::handle::{Command, EkCaImport, Install, SecretRequest};
 
 /// Longest text of an operator, in bytes.
 const TEXT_MAX_BYTES: usize = 256;
@@ -82,6 +82,43 @@ impl WithdrawRequest {
     pub fn into_command(self, machine: MachineId) -> Result<Command, Reason> {
         check_text("why", &self.why)?;
         Ok(Command::Withdraw(machine, self.why))
+    }
+}
+
+/// `POST /v1/machines/{id}/install`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InstallRequest {
+    /// Name of the disk image.
+    pub image: String,
+    /// Its version; the newest that passes its floor when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// Serial of the disk; the declared one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_serial: Option<String>,
+    /// Also where the machine is installed already: what is on its disk is lost.
+    #[serde(default)]
+    pub again: bool,
+}
+
+impl InstallRequest {
+    /// The command for one machine.
+    ///
+    /// # Errors
+    /// A field outside its range.
+    pub fn into_command(self, machine: MachineId) -> Result<Command, Reason> {
+        check_text("image", &self.image)?;
+        if let Some(serial) = &self.disk_serial {
+            check_text("disk_serial", serial)?;
+        }
+        let begin = Install::Begin {
+            image: self.image,
+            version: self.version,
+            disk_serial: self.disk_serial,
+            again: self.again,
+        };
+        Ok(Command::Install(machine, begin))
     }
 }
 
@@ -205,6 +242,9 @@ pub struct LedgerPage {
 pub struct ImageList {
     /// The catalogue.
     pub images: Vec<ImageView>,
+    /// Disk images for the installer.
+    #[serde(default)]
+    pub disks: Vec<DiskView>,
 }
 
 /// Answer to an act that was done and is in the ledger.

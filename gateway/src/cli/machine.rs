@@ -8,15 +8,15 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use gateway_core::admission::secret::SECRET_MAX_BYTES;
-use gateway_core::view::{MachineView, StatusView};
+use gateway_core::view::{InstallView, MachineView, StatusView};
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::client::Client;
 use super::{Desk, Exit, Failure, ImageCommand, MachineCommand, OneMachine, Output};
 use crate::admin::types::{
-    ApproveRequest, Done, FloorRequest, ImageList, MachineList, NoFields, SealRequest,
-    SealedSecret, Timeline, WithdrawRequest,
+    ApproveRequest, Done, FloorRequest, ImageList, InstallRequest, MachineList, NoFields,
+    SealRequest, SealedSecret, Timeline, WithdrawRequest,
 };
 use crate::neighbours::NeighbourList;
 
@@ -64,6 +64,44 @@ pub(super) fn machine(out: &Output, command: MachineCommand) -> Result<Exit, Fai
         MachineCommand::Uncordon(one) => bare(out, &one, "uncordon", "uncordoned"),
         MachineCommand::Installed(one) => bare(out, &one, "installed", "marked installed"),
         MachineCommand::Retire(one) => bare(out, &one, "retire", "retired"),
+        MachineCommand::Install {
+            one,
+            image,
+            version,
+            disk,
+            again,
+        } => {
+            let body = InstallRequest {
+                image,
+                version,
+                disk_serial: disk,
+                again,
+            };
+            let path = path_of(&one, "install")?;
+            act(
+                out,
+                &one,
+                &path,
+                &body,
+                "installs at its next boot from the network",
+            )
+        }
+        MachineCommand::InstallRetry(one) => bare(
+            out,
+            &one,
+            "install-retry",
+            "installs at its next boot from the network",
+        ),
+        MachineCommand::InstallCancel { one, why } => {
+            let path = path_of(&one, "install-cancel")?;
+            act(
+                out,
+                &one,
+                &path,
+                &WithdrawRequest { why },
+                "its installation is over",
+            )
+        }
     }
 }
 
@@ -193,6 +231,15 @@ pub(super) fn image(out: &Output, command: ImageCommand) -> Result<Exit, Failure
                         artefact.sha256
                     );
                 }
+                for disk in &list.disks {
+                    let image = &disk.image;
+                    let withdrawn = if disk.withdrawn { " withdrawn" } else { "" };
+                    let _ = writeln!(
+                        text,
+                        "{} {} {} disk {}{withdrawn}",
+                        image.name, image.version, disk.floor, image.sha256
+                    );
+                }
                 text
             });
             Ok(Exit::Done)
@@ -235,6 +282,12 @@ fn show(out: &Output, one: &OneMachine) -> Result<Exit, Failure> {
                 let _ = writeln!(text, "{name:<10} {}", plain(value));
             }
         }
+        if let Some(install) = &view.install {
+            let _ = writeln!(text, "{:<10} {}", "install", plain(&install_line(install)));
+            if let Some(reason) = &install.reason {
+                let _ = writeln!(text, "{:<10} {}", "ended", plain(&reason.to_string()));
+            }
+        }
         for name in &view.ek_names {
             let _ = writeln!(text, "{:<10} {name}", "EK");
         }
@@ -269,6 +322,19 @@ fn show(out: &Output, one: &OneMachine) -> Result<Exit, Failure> {
         text
     });
     Ok(Exit::Done)
+}
+
+/// How far an installation is, in one line.
+fn install_line(install: &InstallView) -> String {
+    let stands = match (&install.outcome, &install.waits_for) {
+        (Some(outcome), _) => outcome.clone(),
+        (None, Some(step)) => format!("waits for {step} since {}", install.moved.0),
+        (None, None) => "unknown".to_owned(),
+    };
+    format!(
+        "{} {} to disk {}: {stands}, {} boots, run {}",
+        install.image, install.version, install.disk_serial, install.boots, install.run
+    )
 }
 
 fn bare(out: &Output, one: &OneMachine, act_name: &str, done: &str) -> Result<Exit, Failure> {

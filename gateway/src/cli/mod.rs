@@ -515,6 +515,35 @@ pub enum MachineCommand {
     },
     /// Take it out of the fleet.
     Retire(OneMachine),
+    /// Authorise writing a disk image to its disk; the next boot from the network does it.
+    Install {
+        /// Which.
+        #[command(flatten)]
+        one: OneMachine,
+        /// Name of the disk image in the catalogue.
+        #[arg(long)]
+        image: String,
+        /// Its version; the newest that passes its floor when absent.
+        #[arg(long = "image-version")]
+        version: Option<u64>,
+        /// Serial number of the disk; the declared one when absent.
+        #[arg(long)]
+        disk: Option<String>,
+        /// Also where the machine is installed already: what is on its disk is lost.
+        #[arg(long)]
+        again: bool,
+    },
+    /// Begin once more an installation that failed, was cancelled or timed out.
+    InstallRetry(OneMachine),
+    /// End an unfinished installation.
+    InstallCancel {
+        /// Which.
+        #[command(flatten)]
+        one: OneMachine,
+        /// Why; it stays in the ledger.
+        #[arg(long)]
+        why: String,
+    },
 }
 
 /// `vestibule image`

@@ -100,7 +100,11 @@ impl Evidence {
             | Record::Policy(_)
             | Record::Pruned(_)
             | Record::Bridge(_)
-            | Record::Delivery(_) => return,
+            | Record::Delivery(_)
+            | Record::Run(_)
+            | Record::Grant(_)
+            | Record::Progress(_)
+            | Record::RunEnd(_) => return,
             Record::EkCertificates(record) => {
                 self.judged_again(record);
                 return;

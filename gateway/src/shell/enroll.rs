@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use attest_wire::v1::handover::{IMAGE_PATH, PROGRESS_PATH, ProgressAnswer};
 use attest_wire::v1::{
     AttestationResult, EVIDENCE_MAX_BYTES, EVIDENCE_PATH, EXPORTER_LABEL, HELLO_MAX_BYTES,
-    HELLO_PATH, Verdict,
+    HELLO_PATH, PROGRESS_MAX_BYTES, Verdict,
 };
 use gateway_core::reason::Reason;
 use hyper::body::Incoming;
@@ -22,7 +23,8 @@ use rand_core::{OsRng, RngCore as _};
 use rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 
-use crate::handle::{ConnId, Connection, Handle, WireReply};
+use crate::disks::DiskImages;
+use crate::handle::{Busy, ConnId, Connection, Handle, WireReply};
 use crate::metrics::{Metrics, REQUESTS_REFUSED, RESPONSES};
 use crate::shell::http::{self, Body, Refusal};
 use crate::shell::listen::{self, Listener};
@@ -40,6 +42,8 @@ const NAME: &str = "attest";
 pub struct AttestService {
     /// The driver.
     pub handle: Handle,
+    /// What installers fetch.
+    pub disks: Arc<DiskImages>,
     /// Counters.
     pub metrics: Arc<Metrics>,
 }
@@ -143,12 +147,123 @@ impl Drop for Closing {
 impl AttestService {
     async fn answer(&self, talk: Arc<Talk>, request: Request<Incoming>) -> Response<Body> {
         let peer = talk.connection.peer;
+        if let Some(sha256) = request.uri().path().strip_prefix(IMAGE_PATH) {
+            let sha256 = sha256.to_owned();
+            let response = self.image(peer, &sha256, &request).await;
+            let response = response.unwrap_or_else(|refusal| {
+                self.refuse_installer(peer, refusal.status, &refusal.reason)
+            });
+            let status = response.status().as_u16();
+            self.metrics.count(RESPONSES, format!("{NAME}/{status}"));
+            return response;
+        }
+        if request.uri().path() == PROGRESS_PATH {
+            return self.progress(talk.connection.id, peer, request).await;
+        }
         let response = match self.exchange(&talk, request).await {
             Ok(reply) => written(reply),
             Err(refusal) => self.refuse(peer, refusal.status, &refusal.reason),
         };
         self.metrics
             .count(RESPONSES, format!("{NAME}/{}", response.status().as_u16()));
+        response
+    }
+
+    /// An installer reports. Any connection will do: the report is signed.
+    async fn progress(
+        &self,
+        id: ConnId,
+        peer: SocketAddr,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let reply = async {
+            if *request.method() != Method::POST {
+                let found = telemetry::redact(request.method().as_str());
+                let reason = wrong("malformed.method", found);
+                return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, reason));
+            }
+            let body = http::read_body(request, PROGRESS_MAX_BYTES, BODY_LIMIT).await?;
+            let reply = self.handle.progress(id, peer, body).await;
+            reply.map_err(|busy| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, busy.reason()))
+        };
+        let response = match reply.await {
+            Ok(reply) => written(reply),
+            Err(refusal) => self.refuse_installer(peer, refusal.status, &refusal.reason),
+        };
+        self.metrics
+            .count(RESPONSES, format!("{NAME}/{}", response.status().as_u16()));
+        response
+    }
+
+    /// A piece of a disk image, to an address with a live grant for it. The question is asked for each
+    /// piece: a withdrawal stops a transfer that has begun.
+    async fn image(
+        &self,
+        peer: SocketAddr,
+        sha256: &str,
+        request: &Request<Incoming>,
+    ) -> Result<Response<Body>, Refusal> {
+        if *request.method() != Method::GET {
+            let found = telemetry::redact(request.method().as_str());
+            return Err(Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                wrong("malformed.method", found),
+            ));
+        }
+        let busy = |busy: Busy| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, busy.reason());
+        let allowed = self.handle.disk_fetch(peer, sha256.to_owned()).await;
+        allowed
+            .map_err(busy)?
+            .map_err(|reason| Refusal::new(StatusCode::FORBIDDEN, reason))?;
+        let gone = || {
+            let found = telemetry::redact(sha256);
+            Refusal::new(StatusCode::NOT_FOUND, wrong("image.unknown", found))
+        };
+        let disk = self.disks.by_sha256(sha256).ok_or_else(gone)?;
+        let size = disk.image.size_bytes;
+        let range = request.headers().get(header::RANGE);
+        let range = range.and_then(|value| value.to_str().ok());
+        let Some((from, length)) = range.and_then(|text| byte_range(text, size)) else {
+            let found = telemetry::redact(range.unwrap_or("no Range"));
+            let reason = wrong("malformed.range", found);
+            return Err(Refusal::new(StatusCode::RANGE_NOT_SATISFIABLE, reason));
+        };
+        let bytes = disk
+            .piece(from, length)
+            .await
+            .map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.reason()))?;
+        let last = from + bytes.len() as u64 - 1;
+        let mut response = http::response(
+            StatusCode::PARTIAL_CONTENT,
+            "application/octet-stream",
+            bytes,
+        );
+        let text = format!("bytes {from}-{last}/{size}");
+        if let Ok(value) = header::HeaderValue::from_str(&text) {
+            response.headers_mut().insert(header::CONTENT_RANGE, value);
+        }
+        http::set(&mut response, header::CACHE_CONTROL, "no-store");
+        Ok(response)
+    }
+
+    /// What an installer is told: it holds a grant or says so, and its owner reads its console.
+    fn refuse_installer(
+        &self,
+        peer: SocketAddr,
+        status: StatusCode,
+        reason: &Reason,
+    ) -> Response<Body> {
+        self.metrics.count(REQUESTS_REFUSED, reason.code.clone());
+        telemetry::refused(NAME, peer, reason);
+        let mut response = http::json(
+            status,
+            &ProgressAnswer {
+                accepted: false,
+                code: reason.code.to_string(),
+                hint: reason.next.chars().take(72).collect(),
+            },
+        );
+        http::set(&mut response, header::CONNECTION, "close");
         response
     }
 
@@ -256,10 +371,22 @@ fn take_turn(talk: &Talk, asked: Next) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// `bytes=FROM-` or `bytes=FROM-LAST` (RFC 9110 section 14.1.2) as offset and length; no other form is
+/// asked for.
+fn byte_range(text: &str, size: u64) -> Option<(u64, u64)> {
+    let (from, last) = text.strip_prefix("bytes=")?.split_once('-')?;
+    let from: u64 = from.parse().ok()?;
+    let last: u64 = match last {
+        "" => u64::MAX,
+        last => last.parse().ok()?,
+    };
+    (from < size && last >= from).then(|| (from, (last - from).saturating_add(1)))
+}
+
 fn wrong(code: &'static str, found: String) -> Reason {
     Reason::new(
         code,
-        "POST /v1/hello or POST /v1/evidence",
+        "POST /v1/hello, /v1/evidence or /v1/progress, or GET /v1/image/SHA256 with a Range",
         found,
         "docs/PROTOCOL.md section 2",
         "use this gateway's own attester image",

@@ -158,6 +158,8 @@ pub trait NodeTpm: Send {
     ) -> Result<Zeroizing<Vec<u8>>, TpmError>;
     /// `TPM2_Certify` of the DevID by the AK.
     fn certify_devid(&mut self, qualifying: &[u8; 32]) -> Result<Attested, TpmError>;
+    /// `TPM2_Sign` of a SHA-256 digest by the DevID; a `TPMT_SIGNATURE`.
+    fn sign_devid(&mut self, digest: &[u8; 32]) -> Result<Vec<u8>, TpmError>;
     /// `TPM2_Quote` by the AK, SHA-256 bank.
     fn quote(&mut self, qualifying: &[u8; 32], pcrs: &[u8]) -> Result<Attested, TpmError>;
     /// Values of the SHA-256 bank, in the order asked.

@@ -6,15 +6,17 @@
 
 use attest_wire::templates::Template;
 use attest_wire::tpm::HashAlg;
+use tss_esapi::constants::tss::{TPM2_RH_NULL, TPM2_ST_HASHCHECK};
 use tss_esapi::handles::{AuthHandle, KeyHandle, PcrHandle};
 use tss_esapi::interface_types::algorithm::HashingAlgorithm;
 use tss_esapi::interface_types::resource_handles::Hierarchy;
 use tss_esapi::interface_types::session_handles::{AuthSession, PolicySession};
 use tss_esapi::structures::{
-    Attest, Auth, Data, Digest, DigestList, DigestValues, EncryptedSecret, IdObject, Nonce,
-    PcrSelectionList, Signature, SignatureScheme,
+    Attest, Auth, Data, Digest, DigestList, DigestValues, EncryptedSecret, HashcheckTicket,
+    IdObject, Nonce, PcrSelectionList, Signature, SignatureScheme,
 };
 use tss_esapi::traits::Marshall;
+use tss_esapi::tss2_esys::TPMT_TK_HASHCHECK;
 use tss_esapi::utils::TpmsContext;
 use zeroize::Zeroizing;
 
@@ -384,6 +386,29 @@ impl NodeTpm for NodeDevice {
             })
         })?;
         attested(&attest, &signature)
+    }
+
+    fn sign_devid(&mut self, digest: &[u8; 32]) -> Result<Vec<u8>, TpmError> {
+        let devid = self
+            .devid
+            .ok_or_else(|| malformed("DevID", "not made yet"))?;
+        let digest = digest_from(digest)?;
+        // The DevID is not restricted: it signs what the TPM has not hashed itself.
+        let ticket = HashcheckTicket::try_from(TPMT_TK_HASHCHECK {
+            tag: TPM2_ST_HASHCHECK,
+            hierarchy: TPM2_RH_NULL,
+            digest: Default::default(),
+        })
+        .map_err(|e| command_error("Sign", e))?;
+        let signature = self.device.with_hmac(|device, session| {
+            let slots = (Some(session), None, None);
+            device.run("Sign", slots, |ctx| {
+                ctx.sign(devid, digest.clone(), SignatureScheme::Null, ticket.clone())
+            })
+        })?;
+        signature
+            .marshall()
+            .map_err(|e| malformed("TPMT_SIGNATURE", &e.to_string()))
     }
 
     fn quote(&mut self, qualifying: &[u8; 32], pcrs: &[u8]) -> Result<Attested, TpmError> {

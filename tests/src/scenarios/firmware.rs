@@ -181,6 +181,7 @@ impl Site {
     /// It cannot be written.
     pub fn write_catalog(&self, artefacts: Vec<Artefact>) -> Result<()> {
         let manifest = Manifest {
+            disks: Vec::new(),
             version: CATALOG_VERSION,
             artefacts,
         };

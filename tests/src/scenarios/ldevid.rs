@@ -39,6 +39,7 @@ pub fn run(report: &Report) -> Result<()> {
             devid_kind: kind,
             devid_auth: auth,
             extends_file: None,
+            can: Vec::new(),
         };
         let (chain, devid) = admit(&site, &mut machine, &options).context(name.clone())?;
         let dir = site.run.dir().join(format!("ldevid-{number}"));

@@ -10,6 +10,8 @@ pub mod ek_ca;
 pub mod firmware;
 pub mod gate;
 pub mod hellos;
+pub mod install;
+pub mod install_vm;
 pub mod interop;
 pub mod ipv6;
 pub mod kill;
@@ -102,6 +104,12 @@ pub const ALL: &[Scenario] = &[
         what: "older copies of the state folder, a cut ledger, another box: named; the owner adopts a backup",
         limit_secs: 240,
         run: rollback::run,
+    },
+    Scenario {
+        name: "install",
+        what: "a disk written under a grant; grants and reports replayed, forged, reordered, late, for another disk or boot",
+        limit_secs: 300,
+        run: install::run,
     },
     Scenario {
         name: "hellos",
@@ -204,6 +212,12 @@ pub const ALL: &[Scenario] = &[
         what: "an installed VM by HTTP boot and by PXE: the firmware is on its disk in seconds",
         limit_secs: 480,
         run: local_disk::firmware,
+    },
+    Scenario {
+        name: "install-vm",
+        what: "a VM installs a disk under a grant, its power cut while it wipes, writes and reports, and boots from it",
+        limit_secs: 600,
+        run: install_vm::run,
     },
     Scenario {
         name: "visitors",

@@ -273,6 +273,7 @@ fn admit(
         devid_kind: kind,
         devid_auth: auth,
         extends_file: None,
+        can: Vec::new(),
     };
     machine.boot_honestly(site)?;
     machine.lease(crate::pxe::Stage::Attester)?;

@@ -6,11 +6,14 @@
 //!   look at network and facts again, try again;
 //! - no TPM, no network: say what to do, look again every half minute;
 //! - PCR 15 is not ours, or its list is full: only a reset helps, reboot after 30 s;
+//! - an installation stops: what the owner must mend is said and the machine stays; what another boot may
+//!   mend (the way to the gateway, a grant that has expired) reboots after 30 s;
 //! - a panic (a defect of ours): say it, reboot after 30 s.
 //!
 //! There is no shell and no key that stops it.
 
 mod dhcp;
+mod installing;
 mod network;
 mod system;
 
@@ -19,6 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use attest_wire::v1::handover::Ability;
 use hw::tpm::{DevIdKind, NodeDevice, TpmError};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -95,6 +99,7 @@ fn image_options() -> Options {
 fn walk() -> Infallible {
     let options = Options {
         extends_file: Some(PathBuf::from(RUN).join("pcr15")),
+        can: vec![Ability::Payloads, Ability::Install],
         ..image_options()
     };
     let anchors = anchors();
@@ -112,6 +117,7 @@ fn walk() -> Infallible {
                 receipt,
                 devid,
                 payloads,
+                grant,
                 correlation,
             }) => {
                 say(
@@ -129,6 +135,16 @@ fn walk() -> Infallible {
                     say_error("issue", &error);
                 }
                 say("issue", &format!("ADMITTED, correlation {correlation}"));
+                if let (Some(grant), Some(node)) = (grant, &node) {
+                    let machine = output::subject_cn(&chain);
+                    installing::run(
+                        &mut tpm,
+                        node,
+                        &gateway_at(&uplink, &anchors),
+                        &grant,
+                        machine,
+                    );
+                }
                 system::rest()
             }
             Ok(Outcome::Pending {
@@ -189,13 +205,17 @@ fn attempt(
         Some(node) => node,
         None => node.insert(Node::prepare(tpm, options)?),
     };
-    let gateway = Gateway {
-        addr: SocketAddr::from((uplink.gateway, ATTEST_PORT)),
-        anchors: anchors.to_vec(),
-    };
+    let gateway = gateway_at(uplink, anchors);
     node.attest(tpm, facts, &gateway, &mut |step, detail| {
         say(step.as_str(), detail)
     })
+}
+
+fn gateway_at(uplink: &Uplink, anchors: &[CertificateDer<'static>]) -> Gateway {
+    Gateway {
+        addr: SocketAddr::from((uplink.gateway, ATTEST_PORT)),
+        anchors: anchors.to_vec(),
+    }
 }
 
 fn answered_retry(secs: u32) -> Duration {

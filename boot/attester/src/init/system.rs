@@ -114,11 +114,24 @@ pub(super) fn rest() -> ! {
     }
     say(
         "end",
-        "the machine stays at the door: installing is a later step",
+        "the machine stays at the door: nothing is to be installed",
     );
     loop {
         std::thread::park();
     }
+}
+
+/// The disk is written: powers off if the command line says so, else resets the machine.
+pub(super) fn leave() -> ! {
+    let command_line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    nix::unistd::sync();
+    let off = command_line
+        .split_whitespace()
+        .any(|word| word == POWEROFF_WORD);
+    end(match off {
+        true => RebootMode::RB_POWER_OFF,
+        false => RebootMode::RB_AUTOBOOT,
+    })
 }
 
 /// Resets the machine.

@@ -360,6 +360,18 @@ impl NodeTpm for SoftTpm {
         })
     }
 
+    fn sign_devid(&mut self, digest: &[u8; 32]) -> Result<Vec<u8>, TpmError> {
+        use p256::ecdsa::signature::hazmat::PrehashSigner as _;
+        let key = p256::ecdsa::SigningKey::from(&self.devid);
+        let signature: p256::ecdsa::Signature = key.sign_prehash(digest).unwrap();
+        let mut out = vec![0x00, 0x18, 0x00, 0x0b];
+        for half in signature.to_bytes().chunks(32) {
+            out.extend([0, 32]);
+            out.extend(half);
+        }
+        Ok(out)
+    }
+
     fn quote(&mut self, qualifying: &[u8; 32], _pcrs: &[u8]) -> Result<Attested, TpmError> {
         self.calls.push(("quote", qualifying.to_vec()));
         Ok(Attested {

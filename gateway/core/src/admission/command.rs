@@ -2,11 +2,13 @@
 
 use crate::admission::effect::Rules;
 use crate::admission::event::Event;
+use crate::admission::installing::Install;
 use crate::admission::machine::State;
 use crate::admission::registry::Registry;
 use crate::appraisal::ek::{EkRoots, KnownCa, Provenance};
 use crate::catalog::CatalogEntry;
 use crate::identity::MachineId;
+use crate::install::DiskEntry;
 use crate::limits::OPERATOR_TEXT_MAX_BYTES;
 use crate::policy::DEFAULT_CLASS;
 use crate::reason::Reason;
@@ -71,6 +73,8 @@ pub enum Command {
     Withdraw(MachineId, String),
     /// Leave the fleet.
     Retire(MachineId),
+    /// Authorise, repeat or end an installation.
+    Install(MachineId, Install),
     /// Raise the oldest acceptable version of an image.
     ImageFloor(String, u64),
     /// Refuse an image, by SHA-256.
@@ -97,6 +101,7 @@ impl Command {
             | Command::MarkInstalled(_)
             | Command::Withdraw(..) => Role::Operator,
             Command::Retire(_)
+            | Command::Install(..)
             | Command::ImageFloor(..)
             | Command::ImageWithdraw(_)
             | Command::EkCaRemove(..) => Role::Owner,
@@ -113,6 +118,7 @@ pub fn to_act(
     command: Command,
     caller: &Caller,
     registry: &Registry,
+    disks: &[DiskEntry],
     rules: &Rules,
 ) -> Result<Act, Reason> {
     demand(caller, command.needs())?;
@@ -152,9 +158,12 @@ pub fn to_act(
         Command::Retire(machine) => {
             fits(registry, &machine, &Event::Retired).map(|()| Act::Retire { machine })
         }
-        Command::ImageFloor(name, floor) => image_floor(&rules.catalog, name, floor),
+        Command::Install(..) => unreachable!("Admission::command takes installations itself"),
+        Command::ImageFloor(name, floor) => image_floor(&rules.catalog, disks, name, floor),
         Command::ImageWithdraw(sha256) => {
-            if rules.catalog.iter().any(|e| e.artefact.sha256 == sha256) {
+            let boots = rules.catalog.iter().map(|e| &e.artefact.sha256);
+            let known = boots.chain(disks.iter().map(|e| &e.image.sha256));
+            if known.into_iter().any(|digest| *digest == sha256) {
                 Ok(Act::ImageWithdraw { sha256 })
             } else {
                 Err(unknown_image("an image of the catalogue", &sha256))
@@ -283,14 +292,21 @@ fn approve(
     })
 }
 
-fn image_floor(catalog: &[CatalogEntry], name: String, floor: u64) -> Result<Act, Reason> {
-    let Some(entry) = catalog.iter().find(|e| e.artefact.name == name) else {
+fn image_floor(
+    catalog: &[CatalogEntry],
+    disks: &[DiskEntry],
+    name: String,
+    floor: u64,
+) -> Result<Act, Reason> {
+    let boots = catalog.iter().map(|e| (&e.artefact.name, e.floor));
+    let mut all = boots.chain(disks.iter().map(|e| (&e.image.name, e.floor)));
+    let Some((_, before)) = all.find(|(of, _)| **of == name) else {
         return Err(unknown_image("an image name of the catalogue", &name));
     };
-    if floor < entry.floor {
+    if floor < before {
         return Err(Reason::new(
             "image.floor",
-            format!("a floor of at least {}", entry.floor),
+            format!("a floor of at least {before}"),
             floor.to_string(),
             "docs/PROTOCOL.md section 4: a floor never falls",
             "add and approve a newer image instead",
@@ -299,7 +315,7 @@ fn image_floor(catalog: &[CatalogEntry], name: String, floor: u64) -> Result<Act
     Ok(Act::ImageFloor { name, floor })
 }
 
-fn fits(registry: &Registry, id: &MachineId, event: &Event) -> Result<(), Reason> {
+pub(super) fn fits(registry: &Registry, id: &MachineId, event: &Event) -> Result<(), Reason> {
     let Some(machine) = registry.get(id) else {
         return Err(unknown_machine(id));
     };

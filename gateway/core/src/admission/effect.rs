@@ -13,6 +13,7 @@ use crate::appraisal::{
 };
 use crate::gate::Change;
 use crate::identity::{ConnId, MachineId, UnixMillis};
+use crate::install::GrantOrder;
 use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::record::{Certificate, Delivery, JournalRecord, Record, Verdict};
@@ -115,6 +116,8 @@ pub struct IssueRequest {
     pub verdict: Verdict,
     /// The address it speaks from.
     pub peer: std::net::IpAddr,
+    /// Leave to install, to be signed with it.
+    pub grant: Option<Box<GrantOrder>>,
 }
 
 /// What the CA made of an [`IssueRequest`].
@@ -127,6 +130,8 @@ pub struct IssuedDevId {
     pub receipt: attest_wire::v1::Receipt,
     /// Payloads, or why they are withheld.
     pub delivery: Result<Option<Box<Delivered>>, Box<Reason>>,
+    /// Leave to install: as ordered and completed, and as the node gets it.
+    pub grant: Option<(Box<GrantOrder>, attest_wire::v1::handover::Grant)>,
 }
 
 /// Payloads that are sealed and signed.

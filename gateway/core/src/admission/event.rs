@@ -22,8 +22,12 @@ pub enum Event {
         /// End of its validity.
         not_after: UnixMillis,
     },
+    /// An installation was authorised.
+    RunBegun,
     /// A grant was used: the disk is being written.
     InstallStarted,
+    /// The installation ended otherwise than verified.
+    InstallEnded,
     /// The read-back report arrived, or the owner states that the machine is installed.
     Installed,
     /// A runtime quote passed.
@@ -63,7 +67,9 @@ impl Event {
             Event::AttemptEnded => "attempt_ended",
             Event::Admitted => "admitted",
             Event::Issued { .. } => "issued",
+            Event::RunBegun => "run_begun",
             Event::InstallStarted => "install_started",
+            Event::InstallEnded => "install_ended",
             Event::Installed => "installed",
             Event::RuntimeProven => "runtime_proven",
             Event::Cordoned => "cordoned",

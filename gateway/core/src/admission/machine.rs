@@ -269,7 +269,33 @@ impl State {
                 E::Issued { .. },
             ) => self.clone(),
 
-            (S::Admitted { .. }, E::InstallStarted) => S::Installing,
+            // Each boot of a run begins again.
+            (S::Admitted { .. } | S::Installing, E::InstallStarted) => S::Installing,
+            (S::Challenged { resume }, E::InstallStarted | E::InstallEnded | E::RunBegun) => {
+                return State::from(*resume).next(event).map(beneath);
+            }
+            // Only an owner's word takes an installed machine back to the installer.
+            (S::Installed | S::Active, E::RunBegun) => S::Admitted {
+                ldevid_not_after: None,
+            },
+            (S::Declared | S::Discovered(_) | S::Admitted { .. } | S::Installing, E::RunBegun) => {
+                self.clone()
+            }
+            (S::Installing, E::InstallEnded) => S::Admitted {
+                ldevid_not_after: None,
+            },
+            (
+                S::Declared
+                | S::Discovered(_)
+                | S::Admitted { .. }
+                | S::Installed
+                | S::Active
+                | S::Cordoned { .. }
+                | S::Withdrawn { .. }
+                | S::Retired
+                | S::Replaced { .. },
+                E::InstallEnded,
+            ) => self.clone(),
             (
                 S::Declared | S::Discovered(_) | S::Admitted { .. } | S::Installing | S::Installed,
                 E::Installed,
@@ -348,8 +374,6 @@ impl State {
                 S::Declared
                 | S::Discovered(_)
                 | S::Pending
-                | S::Challenged { .. }
-                | S::Installing
                 | S::Installed
                 | S::Active
                 | S::Cordoned { .. }
@@ -357,6 +381,15 @@ impl State {
                 | S::Retired
                 | S::Replaced { .. },
                 E::InstallStarted,
+            )
+            | (S::Pending, E::InstallEnded)
+            | (
+                S::Pending
+                | S::Cordoned { .. }
+                | S::Withdrawn { .. }
+                | S::Retired
+                | S::Replaced { .. },
+                E::RunBegun,
             )
             | (
                 S::Pending
@@ -426,6 +459,25 @@ impl State {
     }
 }
 
+/// A settled state under a challenge that is still out.
+fn beneath(state: State) -> State {
+    let resume = match state {
+        State::Admitted { ldevid_not_after } => Settled::Admitted { ldevid_not_after },
+        State::Installing => Settled::Installing,
+        State::Installed => Settled::Installed,
+        State::Active => Settled::Active,
+        State::Declared
+        | State::Discovered(_)
+        | State::Pending
+        | State::Challenged { .. }
+        | State::Cordoned { .. }
+        | State::Withdrawn { .. }
+        | State::Retired
+        | State::Replaced { .. } => Settled::Declared,
+    };
+    State::Challenged { resume }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -465,7 +517,9 @@ mod tests {
             Event::Issued {
                 not_after: UnixMillis(5),
             },
+            Event::RunBegun,
             Event::InstallStarted,
+            Event::InstallEnded,
             Event::Installed,
             Event::RuntimeProven,
             Event::Cordoned,
@@ -497,7 +551,9 @@ challenged: challenged challenged . challenged challenged challenged challenged 
 attempt_ended: declared discovered pending declared admitted installing installed active cordoned withdrawn retired replaced
 admitted: admitted admitted . admitted admitted installing installed active . . . .
 issued: . . . challenged admitted installing installed active cordoned withdrawn retired replaced
-install_started: . . . . installing . . . . . . .
+run_begun: declared discovered . challenged admitted installing admitted admitted . . . .
+install_started: . . . . installing installing . . . . . .
+install_ended: declared discovered . challenged admitted admitted installed active cordoned withdrawn retired replaced
 installed: installed installed . installed installed installed installed . . . . .
 runtime_proven: . . . . . . active active . . . .
 cordoned: cordoned cordoned . cordoned cordoned cordoned cordoned cordoned cordoned . . .

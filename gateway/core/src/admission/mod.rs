@@ -16,6 +16,7 @@ use crate::appraisal::{
     RelayWord, TimeTrust, Verified,
 };
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
+use crate::install::Installs;
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::outbox::{Outbox, Seen};
@@ -28,6 +29,7 @@ pub mod effect;
 pub mod ek_certs;
 pub mod ek_store;
 pub mod event;
+pub mod installing;
 pub mod machine;
 mod refusals;
 pub mod registry;
@@ -75,6 +77,7 @@ pub struct Admission {
     sessions: Sessions,
     refusals: Refusals,
     inventory: Inventory,
+    installs: Installs,
     rules: Rules,
     seal: String,
     /// Machines whose EK certificates are to be judged again: a CA has arrived.
@@ -85,9 +88,16 @@ pub struct Admission {
 
 impl Admission {
     /// Starts with what the ledger proved; `registry` has been replayed.
-    pub fn new(registry: Registry, inventory: Inventory, rules: Rules, seal: String) -> Self {
+    pub fn new(
+        registry: Registry,
+        installs: Installs,
+        inventory: Inventory,
+        rules: Rules,
+        seal: String,
+    ) -> Self {
         let mut admission = Self {
             registry,
+            installs,
             sessions: Sessions::default(),
             refusals: Refusals::default(),
             inventory,
@@ -322,12 +332,14 @@ impl Admission {
         out.saw(Seen::Admitted(id.clone(), mac));
         self.ek_shown(now, &id, &proof.facts, out);
         self.keep_proven(&proof);
+        let grant = self.grant_for(now, peer, &proof, &correlation, out);
         out.push(Effect::Issue(Box::new(IssueRequest {
             conn,
             machine: id,
             admission: proof,
             verdict,
             peer,
+            grant,
         })));
     }
 
@@ -346,6 +358,7 @@ impl Admission {
             .map_or_else(String::new, |s| s.correlation.clone());
         match done {
             Ok(issued) => {
+                let grant = self.granted(now, machine, issued.grant, out);
                 // Signed is signed: it goes on record even when nobody gets it.
                 self.write(now, Record::Certificate(issued.record), out);
                 if let Err(reason) = self.may_attest(machine) {
@@ -368,7 +381,7 @@ impl Admission {
                     receipt: Some(issued.receipt),
                     devid_chain: issued.chain.into_iter().map(Into::into).collect(),
                     sealed,
-                    grant: None,
+                    grant,
                 };
                 wire(out, conn, 200, result);
             }
@@ -581,7 +594,11 @@ impl Admission {
         command: Command,
         out: &mut Outbox,
     ) -> Result<(), Reason> {
-        let act = command::to_act(command, caller, &self.registry, &self.rules)?;
+        if let Command::Install(machine, act) = command {
+            return self.install(now, caller, &machine, act, out);
+        }
+        let disks = self.installs.disks();
+        let act = command::to_act(command, caller, &self.registry, disks, &self.rules)?;
         self.write_act(now, caller, act, out);
         Ok(())
     }
@@ -597,6 +614,7 @@ impl Admission {
             act,
         };
         let seq = self.write(now, Record::Operator(act.clone()), out);
+        self.left_the_fleet(now, &act, out);
         if let Act::EkCaImport { .. } | Act::EkCaRemove { .. } = &act.act {
             let roots = Arc::make_mut(&mut self.rules.ek_roots);
             ek_store::apply(roots, &mut self.registry, seq, now, &act);
@@ -621,10 +639,15 @@ impl Admission {
     /// When [`Admission::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<UnixMillis> {
         let at_once = (!self.ek_again.is_empty()).then_some(UnixMillis(0));
-        [self.sessions.deadline(), self.refusals.deadline(), at_once]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.sessions.deadline(),
+            self.refusals.deadline(),
+            self.installs.deadline(),
+            at_once,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Ends sessions, writes refusal summaries that are due, and goes on judging what a CA that arrived
@@ -643,6 +666,9 @@ impl Admission {
                 "look at the node's console: a slow or busy TPM, or a lost connection",
             );
             self.refused(now, conn, unproven(reason), out);
+        }
+        for end in self.installs.timed_out(now) {
+            self.end_run(now, end, out);
         }
         for summary in self.refusals.due(now) {
             self.write(now, Record::RefusalSummary(summary), out);
@@ -734,6 +760,7 @@ impl Admission {
     fn write(&mut self, now: UnixMillis, record: Record, out: &mut Outbox) -> u64 {
         let seq = out.record(now, record.clone());
         self.registry.apply(seq, now, &record);
+        self.installs.apply(now, &record);
         seq
     }
 

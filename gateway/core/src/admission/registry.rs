@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use attest_wire::v1::handover::InstallStep;
+
 use super::ek_certs::EkOnRecord;
 use super::event::Event;
 use super::machine::{State, Unfit};
@@ -14,7 +16,7 @@ use crate::identity::{EkName, MacAddr, MachineId, UnixMillis};
 use crate::inventory::Inventory;
 use crate::limits;
 use crate::reason::Reason;
-use crate::record::{Act, Claim, EkKey, GateAct, Mark, OperatorAct, Record};
+use crate::record::{Act, Claim, EkKey, GateAct, Mark, OperatorAct, Record, RunOutcome};
 use crate::spire;
 use crate::view::{MachineView, TimelineEntry};
 use crate::walk::Step;
@@ -359,11 +361,55 @@ impl Registry {
                 let id = &delivery.machine;
                 self.note(id, seq, at, Some(Step::Issue), text, Vec::new());
             }
+
+            Record::Run(_) | Record::Grant(_) | Record::Progress(_) | Record::RunEnd(_) => {
+                self.apply_install(seq, at, record);
+            }
             Record::Genesis(_)
             | Record::RefusalSummary(_)
             | Record::Anchor(_)
             | Record::Policy(_)
             | Record::Pruned(_) => {}
+        }
+    }
+
+    /// What an installation means for the machine; how far it is stands in [`crate::install`].
+    fn apply_install(&mut self, seq: u64, at: UnixMillis, record: &Record) {
+        let (id, event, text, reasons) = match record {
+            Record::Run(run) => {
+                let by = run.by.as_deref().unwrap_or("its class");
+                let text = format!(
+                    "run {} by {by}: {} {} to disk {}",
+                    run.run, run.image, run.version, run.disk_serial
+                );
+                (&run.machine, Some(Event::RunBegun), text, Vec::new())
+            }
+            Record::Grant(grant) => {
+                let text = format!("grant {} for boot {}", grant.grant, grant.attempt);
+                (&grant.machine, None, text, Vec::new())
+            }
+            Record::Progress(progress) => {
+                let event =
+                    (progress.step == InstallStep::Checked).then_some(Event::InstallStarted);
+                let text = format!("{}: {}", progress.step.as_str(), progress.detail);
+                (&progress.machine, event, text, Vec::new())
+            }
+            Record::RunEnd(end) => {
+                let event = match end.outcome {
+                    RunOutcome::Verified => Event::Installed,
+                    RunOutcome::Failed | RunOutcome::Cancelled | RunOutcome::TimedOut => {
+                        Event::InstallEnded
+                    }
+                };
+                let text = format!("run {} {}", end.run, end.outcome.as_str());
+                let reasons = end.reason.iter().cloned().collect();
+                (&end.machine, Some(event), text, reasons)
+            }
+            _ => return,
+        };
+        self.note(id, seq, at, Some(Step::Install), text, reasons);
+        if let Some(event) = event {
+            self.replayed(at, id, &event);
         }
     }
 
@@ -770,6 +816,7 @@ impl Machine {
             last_seq: self.last_seq,
             report_sha256: claim.map(|c| c.report_sha256.clone()),
             gate: None,
+            install: None,
         }
     }
 }

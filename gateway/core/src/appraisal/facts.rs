@@ -389,12 +389,16 @@ fn bound(reasons: &mut Vec<Reason>) {
 pub struct Admission {
     /// The machine and what was bound to it.
     pub binding: Binding,
+    /// An EK that it proved: the first that was activated.
+    pub ek_name: Option<EkName>,
+    /// What its attester can take beyond an LDevID.
+    pub can: Vec<v1::handover::Ability>,
+    /// TPM clock of the quote, in milliseconds.
+    pub clock_ms: u64,
     /// The DevID public area that was certified.
     pub devid: Public,
     /// The EKs that were activated, each with its index in the hello.
     pub proven: Vec<(u8, Public)>,
-    /// What the attester can take beyond an LDevID.
-    pub can: Vec<v1::handover::Ability>,
     /// What is written down.
     pub facts: Facts,
     /// Failures of rows in report mode.

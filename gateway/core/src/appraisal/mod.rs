@@ -301,9 +301,13 @@ pub fn appraise_evidence(
     match hello.standing {
         Standing::Bound(binding) => Appraisal::Admitted(Box::new(Verified(Admission {
             binding: *binding,
+            ek_name: challenged(&hello.eks, &hello.challenged)
+                .next()
+                .map(|ek| ek.name.clone()),
+            can: hello.hello.can,
+            clock_ms: quoted.clock.clock,
             devid: hello.devid,
             proven: proven(&hello.eks, &hello.challenged),
-            can: hello.hello.can,
             facts,
             reported: judge.reported,
             checks: judge.checks,
@@ -649,7 +653,7 @@ fn shown_by(hello: &Hello, facts: &mut Facts) {
     facts.disks = hello.disks.iter().map(|disk| disk.serial.clone()).collect();
 }
 
-fn malformed(error: Malformed) -> Reason {
+pub(crate) fn malformed(error: Malformed) -> Reason {
     Reason::new(
         error.code,
         format!("{}: {}", error.field, error.expected),

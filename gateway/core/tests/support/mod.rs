@@ -58,12 +58,15 @@ pub struct Node {
     pub devid_auth: attest_wire::v1::DevIdAuth,
     pub srk: Public,
     pub devid: Public,
+    /// The key behind it.
+    pub devid_key: SigningKey,
+    /// What its attester can.
+    pub can: Vec<attest_wire::v1::handover::Ability>,
     pub clock: ClockInfo,
     pub serial: String,
     pub nics: Vec<Nic>,
     pub disks: Vec<Disk>,
     pub lldp: Vec<LldpReport>,
-    pub can: Vec<attest_wire::v1::handover::Ability>,
     /// What it logs; the TPM is extended with exactly that.
     pub log: LogBuilder,
     /// Extends that no log shows.
@@ -198,7 +201,8 @@ impl Node {
         let mut rng = OsRng;
         let ak = SigningKey::random(&mut rng);
         let srk = p256::SecretKey::random(&mut rng).public_key();
-        let devid = p256::SecretKey::random(&mut rng).public_key();
+        let devid_key = SigningKey::random(&mut rng);
+        let devid = p256::PublicKey::from(devid_key.verifying_key());
         Self {
             eks: vec![NodeEk::p256(&mut rng)],
             ek_chain: Vec::new(),
@@ -208,6 +212,8 @@ impl Node {
             devid_auth: attest_wire::v1::DevIdAuth::None,
             srk: ecc_public(Template::SrkP256, &srk),
             devid: ecc_public(Template::DevIdP256, &devid),
+            devid_key,
+            can: Vec::new(),
             clock: ClockInfo {
                 clock: 60_000,
                 reset_count: 7,
@@ -226,12 +232,30 @@ impl Node {
                 size_bytes: 1 << 31,
             }],
             lldp: Vec::new(),
-            can: Vec::new(),
             log,
             unlogged: Vec::new(),
             pcr15: Vec::new(),
             mark: std::cell::Cell::default(),
         }
+    }
+
+    /// `TPM2_Sign` by the DevID over what a report is hashed to: the body of `POST /v1/progress`.
+    pub fn progress(&self, said: &attest_wire::v1::handover::ProgressBody) -> Vec<u8> {
+        use attest_wire::v1::handover::{PROGRESS_LABEL, Progress};
+        use p256::ecdsa::signature::Signer as _;
+        let body = serde_json::to_vec(said).unwrap();
+        let message = [PROGRESS_LABEL, &body].concat();
+        let signature: p256::ecdsa::Signature = self.devid_key.sign(&message);
+        let mut sig = vec![0x00, 0x18, 0x00, 0x0b];
+        for half in signature.to_bytes().chunks(32) {
+            sig.extend([0, 32]);
+            sig.extend(half);
+        }
+        let progress = Progress {
+            body: body.into(),
+            sig: sig.into(),
+        };
+        serde_json::to_vec(&progress).unwrap()
     }
 
     pub fn hello(&self) -> Hello {

@@ -1,6 +1,8 @@
 //! The shell around the whole core, played by a test: it keeps the records, runs the work, answers
 //! for the CA, and checks the invariants at every effect.
 
+use attest_wire::v1::handover::Grant;
+use gateway_core::install::GrantOrder;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
@@ -8,7 +10,9 @@ use std::sync::Arc;
 use super::log::{self, LogBuilder};
 use super::{Node, Session};
 use attest_wire::v1::{AttestationResult, Receipt};
-use boot::catalog::{Artefact, CATALOG_VERSION, Catalog, ImageKey, Kind, Manifest, Role};
+use boot::catalog::{
+    Artefact, CATALOG_VERSION, Catalog, Compression, DiskImage, ImageKey, Kind, Manifest, Role,
+};
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::command::{Caller, Command, Role as AdminRole};
 use gateway_core::admission::effect::{Delivered, Effect, IssueRequest, IssuedDevId, Rules};
@@ -118,8 +122,26 @@ pub fn artefact(kind: Kind, name: &str, version: u64, pe: [u8; 32]) -> Artefact 
     }
 }
 
+/// One disk image in two versions.
+fn disks() -> Vec<DiskImage> {
+    [1u8, 2]
+        .into_iter()
+        .map(|version| DiskImage {
+            name: "worker".into(),
+            version: version.into(),
+            file: format!("worker-{version}.raw.zst"),
+            sha256: hex::encode([0x70 + version; 32]),
+            size_bytes: 1 << 20,
+            compression: Compression::Zstd,
+            raw_sha256: hex::encode([0x80 + version; 32]),
+            raw_bytes: 8 << 20,
+        })
+        .collect()
+}
+
 pub fn catalog() -> Catalog {
     let manifest = Manifest {
+        disks: disks(),
         version: CATALOG_VERSION,
         artefacts: vec![
             artefact(Kind::Ipxe, "ipxe", 1, IPXE),
@@ -191,6 +213,7 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
         leases6: disk.leases6.clone(),
         marks: disk.marks.clone(),
         gate: disk.gate.clone(),
+        grant_ms: GRANT_MS,
         counter: 0,
         now,
     })
@@ -321,7 +344,9 @@ impl Site {
                         .any(|(_, _, record)| *record == verdict),
                     "no certificate without its passing verdict on disk"
                 );
+                let grant = request.grant.map(sign_grant);
                 let done = Ok(IssuedDevId {
+                    grant,
                     record: Certificate {
                         machine: Some(request.machine.clone()),
                         profile: "ldevid".into(),
@@ -568,6 +593,26 @@ impl Site {
         steps.dedup();
         steps
     }
+}
+
+/// How long something may be begun under a grant.
+pub const GRANT_MS: u64 = 1_800_000;
+
+/// What the shell's signer does, with a signature that nobody checks here.
+fn sign_grant(mut order: Box<GrantOrder>) -> (Box<GrantOrder>, Grant) {
+    if order.fresh {
+        let mut random = [0u8; 48];
+        rand_core::RngCore::fill_bytes(&mut OsRng, &mut random);
+        order.record.grant = hex::encode(&random[..16]);
+        order.record.nonce = hex::encode(&random[16..]);
+    }
+    let body = serde_json::to_vec(&order.body()).unwrap();
+    let grant = Grant {
+        body: body.into(),
+        sig: vec![1].into(),
+        chain: Vec::new(),
+    };
+    (order, grant)
 }
 
 fn ingress(peer: Ipv4Addr) -> dhcp::Ingress {

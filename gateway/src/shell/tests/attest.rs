@@ -87,6 +87,7 @@ pub(super) async fn site(bounds: Bounds) -> Site {
     let config = tls::attest_config(ca.server(false).slot()).expect("TLS");
     let cancel = CancellationToken::new();
     let service = AttestService {
+        disks: Arc::default(),
         handle,
         metrics: metrics.clone(),
     };

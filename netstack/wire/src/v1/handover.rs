@@ -132,6 +132,9 @@ pub struct GrantBody {
     pub payloads: Vec<ItemDigest>,
     /// 32 random bytes, hex.
     pub nonce: String,
+    /// An earlier boot of the run may have written everything: the disk is read before it is wiped.
+    #[serde(default)]
+    pub reread: bool,
 }
 
 /// The image of a grant.
@@ -144,6 +147,8 @@ pub struct GrantImage {
     pub version: u64,
     /// SHA-256 of the artefact as it is fetched, hex; [`IMAGE_PATH`] and this is where it is.
     pub sha256: String,
+    /// Size of that artefact, in bytes.
+    pub size_bytes: u64,
     /// `none` or `zstd`.
     pub compression: String,
     /// SHA-256 of what is written to the disk, hex.

@@ -358,6 +358,10 @@ impl<'a> Scene<'a> {
                 | Record::Gate(_)
                 | Record::Bridge(_)
                 | Record::Delivery(_)
+                | Record::Run(_)
+                | Record::Grant(_)
+                | Record::Progress(_)
+                | Record::RunEnd(_)
                 | Record::Anchor(_) => {}
             }
         }
