@@ -2,7 +2,7 @@
 //! Blocking; runs on a worker. Only an [`IssueRequest`] gets here, and only an appraisal that admitted makes one.
 
 use attest_wire::v1::handover::{GRANT_LABEL, Grant, SEALED_LABEL};
-use gateway_core::admission::effect::{Delivered, IssueRequest, IssuedDevId};
+use gateway_core::admission::effect::{Delivered, IssueRequest, IssuedDevId, SignedGrant};
 use gateway_core::handover::{Handover, Prepared, Recipient};
 use gateway_core::identity::UnixMillis;
 use gateway_core::install::GrantOrder;
@@ -65,7 +65,11 @@ impl Issuer {
             .reason()
         })?;
         let receipt = self.receipts.receipt(body).map_err(|e| e.reason())?;
-        let grant = request.grant.clone().map(|order| self.grant(order));
+        let grant = request
+            .grant
+            .as_deref()
+            .cloned()
+            .map(|order| self.grant(order));
         Ok(IssuedDevId {
             delivery: self.deliver(request, &receipt.body.0).map_err(Box::new),
             grant: grant.transpose()?,
@@ -100,7 +104,7 @@ impl Issuer {
     }
 
     /// Completes and signs a grant; the same boot gets the same one again.
-    fn grant(&self, mut order: Box<GrantOrder>) -> Result<(Box<GrantOrder>, Grant), Reason> {
+    fn grant(&self, mut order: GrantOrder) -> Result<Box<SignedGrant>, Reason> {
         if order.fresh {
             let (mut grant, mut nonce) = ([0; 16], [0; 32]);
             crate::random::fill(&mut grant);
@@ -126,6 +130,6 @@ impl Issuer {
             sig: sig.into(),
             chain: self.grants.chain(),
         };
-        Ok((order, grant))
+        Ok(Box::new(SignedGrant { order, grant }))
     }
 }

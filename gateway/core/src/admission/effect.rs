@@ -130,8 +130,16 @@ pub struct IssuedDevId {
     pub receipt: attest_wire::v1::Receipt,
     /// Payloads, or why they are withheld.
     pub delivery: Result<Option<Box<Delivered>>, Box<Reason>>,
-    /// Leave to install: as ordered and completed, and as the node gets it.
-    pub grant: Option<(Box<GrantOrder>, attest_wire::v1::handover::Grant)>,
+    /// Leave to install.
+    pub grant: Option<Box<SignedGrant>>,
+}
+
+/// Leave to install, signed.
+pub struct SignedGrant {
+    /// As it was ordered, completed by the signer.
+    pub order: GrantOrder,
+    /// As the node gets it.
+    pub grant: attest_wire::v1::handover::Grant,
 }
 
 /// Payloads that are sealed and signed.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use attest_wire::v1::handover::{self, ProgressAnswer};
 
 use super::command::{self, Caller};
-use super::effect::{Effect, WireReply};
+use super::effect::{Effect, SignedGrant, WireReply};
 use super::machine::State;
 use super::{Admission, Proof, Verified};
 use crate::admission::event::Event;
@@ -179,10 +179,10 @@ impl Admission {
         &mut self,
         now: UnixMillis,
         machine: &MachineId,
-        signed: Option<(Box<GrantOrder>, handover::Grant)>,
+        signed: Option<Box<SignedGrant>>,
         out: &mut Outbox,
     ) -> Option<Box<handover::Grant>> {
-        let (order, grant) = signed?;
+        let SignedGrant { order, grant } = *signed?;
         if self.may_attest(machine).is_err() || !self.installs.still_wanted(&order.record) {
             return None;
         }

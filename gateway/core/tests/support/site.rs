@@ -15,7 +15,9 @@ use boot::catalog::{
 };
 use boot::plan::{BootPolicy, HttpBoot};
 use gateway_core::admission::command::{Caller, Command, Role as AdminRole};
-use gateway_core::admission::effect::{Delivered, Effect, IssueRequest, IssuedDevId, Rules};
+use gateway_core::admission::effect::{
+    Delivered, Effect, IssueRequest, IssuedDevId, Rules, SignedGrant,
+};
 use gateway_core::appraisal::{DevIdRules, EkRoots, TimeTrust};
 use gateway_core::bootfile::{BootSettings, BootSettings6};
 use gateway_core::catalog::CatalogEntry;
@@ -344,7 +346,7 @@ impl Site {
                         .any(|(_, _, record)| *record == verdict),
                     "no certificate without its passing verdict on disk"
                 );
-                let grant = request.grant.map(sign_grant);
+                let grant = request.grant.clone().map(sign_grant);
                 let done = Ok(IssuedDevId {
                     grant,
                     record: Certificate {
@@ -599,7 +601,8 @@ impl Site {
 pub const GRANT_MS: u64 = 1_800_000;
 
 /// What the shell's signer does, with a signature that nobody checks here.
-fn sign_grant(mut order: Box<GrantOrder>) -> (Box<GrantOrder>, Grant) {
+fn sign_grant(order: Box<GrantOrder>) -> Box<SignedGrant> {
+    let mut order = *order;
     if order.fresh {
         let mut random = [0u8; 48];
         rand_core::RngCore::fill_bytes(&mut OsRng, &mut random);
@@ -612,7 +615,7 @@ fn sign_grant(mut order: Box<GrantOrder>) -> (Box<GrantOrder>, Grant) {
         sig: vec![1].into(),
         chain: Vec::new(),
     };
-    (order, grant)
+    Box::new(SignedGrant { order, grant })
 }
 
 fn ingress(peer: Ipv4Addr) -> dhcp::Ingress {
