@@ -27,5 +27,6 @@ pub mod record;
 pub mod retention;
 pub mod spire;
 pub mod strict_toml;
+pub mod talos;
 pub mod view;
 pub mod walk;
