@@ -124,6 +124,8 @@ pub struct Appliance {
     pub counter: u64,
     /// Encrypts the appliance's own secrets.
     pub key: StoreKey,
+    /// Seals disk keys of Talos nodes.
+    pub disk_keys: Zeroizing<[u8; 32]>,
 }
 
 impl Appliance {
@@ -154,6 +156,7 @@ impl Appliance {
         let (kek, blob) = open_seal(config, &store)?;
         let seal = blob.mode;
         let key = secrets_key(&kek);
+        let disk_keys = StoreKey::derive(&kek, "talos-disk-keys").into_bytes();
         let opened =
             Ca::open_or_create(&store, &kek, now, names(config)).map_err(ApplianceError::Ca)?;
         let mut records = opened.records;
@@ -207,6 +210,7 @@ impl Appliance {
             ledger,
             counter: counted,
             key,
+            disk_keys,
         };
         // A claim that was cut short after its record left the key behind.
         if appliance.is_claimed() && appliance.update_key().map_err(store_error)?.is_some() {

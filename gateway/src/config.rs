@@ -9,6 +9,7 @@ mod gate;
 mod handover;
 mod provisioning;
 mod spire;
+mod talos;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub use spire::{Spire, SpireServer};
 
 pub use gate::{Gate, GateBackend};
 
+pub use self::talos::{Scope as TalosScope, Talos};
 use crate::shell::tftp;
 
 /// Where the daemon looks when no `--config` is given.
@@ -71,6 +73,8 @@ pub struct Config {
     pub handover: HandoverFiles,
     /// Installing under a grant.
     pub install: Install,
+    /// Talos nodes.
+    pub talos: Talos,
     /// The daemon's own log.
     pub log: Log,
 }
@@ -500,6 +504,7 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
             grant_secs: secs.unwrap_or(GRANT_SECS),
         })
     });
+    let talos = in_section(root, "talos", |s| Some(talos::read(s, base)));
     let log = in_section(root, "log", read_log);
     root.close();
     let config = Config {
@@ -516,10 +521,12 @@ fn read_root(root: &Section<'_, '_>, base: &Path) -> Option<Config> {
         spire: spire?,
         handover: handover?,
         install: install?,
+        talos: talos?,
         log: log?,
     };
     check_sides(&root.section("management"), &config);
     gate::check_gate(&root.section("gate"), &config);
+    check_talos(&root.section("talos"), &config);
     Some(config)
 }
 
@@ -622,6 +629,29 @@ fn check_sides(section: &Section<'_, '_>, config: &Config) {
             "address",
             "an address other than the provisioning side's",
             management.to_string(),
+        );
+    }
+}
+
+/// What Talos nodes are served rests on our leases, and listens beside the other ports.
+fn check_talos(section: &Section<'_, '_>, config: &Config) {
+    let served = config.talos.kms_port.is_some() || config.talos.client_id.is_some();
+    if served && config.provisioning.dhcp_mode == DhcpMode::Proxy {
+        let expected =
+            "neither kms nor device with dhcp_mode = \"proxy\": both ask for our own lease";
+        section.mistake("kms", expected, "proxy mode");
+    }
+    let ports = config.provisioning.ports;
+    let taken = [ports.http, ports.boot_https, ports.attest];
+    if config
+        .talos
+        .kms_port
+        .is_some_and(|port| taken.contains(&port))
+    {
+        section.mistake(
+            "kms",
+            "a TCP port of its own",
+            "one of provisioning's ports",
         );
     }
 }

@@ -347,6 +347,7 @@ impl Driver {
                 }
                 answers.push(Perform::answer(reply, ()));
             }
+            Request::Talos(ask) => answers.push(ask.run(&mut self.gateway, now)),
             Request::Ledger(from, max, reply) => answers.push(Perform::Ledger(from, max, reply)),
         }
     }

@@ -122,6 +122,8 @@ pub(crate) enum Request {
     EkHashes(oneshot::Sender<Vec<spire::EkHashes>>),
     /// Records that the shell decided on; answered once they are on disk.
     Note(Vec<Record>, oneshot::Sender<()>),
+    /// What Talos nodes and their codes need.
+    Talos(Box<crate::talos::ask::Ask>),
     /// A page of the ledger.
     Ledger(u64, usize, oneshot::Sender<Vec<LedgerView>>),
 }

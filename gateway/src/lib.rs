@@ -23,6 +23,7 @@ mod retention;
 pub mod serve;
 pub mod shell;
 mod spire;
+pub mod talos;
 pub mod telemetry;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -71,6 +71,12 @@ pub const REFUSED: Family = Family {
     label: "code",
     help: "Refusals of the core: appraisals, claims, sessions, DHCP and boot.",
 };
+/// Calls of the KMS for Talos nodes, per operation and outcome.
+pub const KMS_CALLS: Family = Family {
+    name: "vestibule_kms_calls_total",
+    label: "call",
+    help: "Seal and unseal of disk keys, as operation/outcome.",
+};
 /// Acts of administrators, per act and outcome.
 pub const ADMIN_ACTS: Family = Family {
     name: "vestibule_admin_acts_total",

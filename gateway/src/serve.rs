@@ -46,12 +46,15 @@ use crate::shell::dhcp6::{Dhcp6Error, Dhcp6Socket};
 use crate::shell::enroll::{self, AttestService};
 use crate::shell::health::{self, HealthService};
 use crate::shell::https_boot::{self, BootService};
+use crate::shell::kms::{self, KmsService};
 use crate::shell::listen::{self, BindError, Listener};
 use crate::shell::lldp::LldpService;
 use crate::shell::ra::RaSocket;
 use crate::shell::segment::Segment;
+use crate::shell::talos::TalosService;
 use crate::shell::tftp;
 use crate::shell::tls::{self, BootCertificates, CertSlot, TlsError};
+use crate::talos::{TalosError, Templates};
 use crate::{spire, telemetry};
 
 /// Questions to the driver that may wait: a boot storm's worth of DISCOVERs. Beyond it DHCP drops
@@ -73,6 +76,9 @@ pub enum ServeError {
     /// Inventory, EK roots or policy.
     #[error("cannot read what is declared")]
     Declared(#[from] DeclaredError),
+    /// Templates of machine configs.
+    #[error("[talos]")]
+    Talos(#[from] TalosError),
     /// The boot catalogue or an artefact.
     #[error("cannot use the boot images")]
     Image(#[from] ImageError),
@@ -138,6 +144,7 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
     };
     let mut appliance = opened.map_err(|_| ServeError::Task("open"))??;
     let mut declared = Declared::load(&config)?;
+    let templates = Arc::new(Templates::load(&config.talos)?);
     let metrics = Arc::new(Metrics::default());
     let (catalog, images) = Images::load(&config.boot)?;
     let images = ImageStore::new(images);
@@ -166,7 +173,12 @@ pub async fn serve(config: Config, cancel: CancellationToken) -> Result<(), Serv
         source,
     })?;
     let lldp = LldpService::new(&config, metrics.clone());
-    let listeners = Listeners::bind(&config, &metrics, lldp.neighbours()).await?;
+    let mut listeners = Listeners::bind(&config, &metrics, lldp.neighbours()).await?;
+    listeners.talos = config.talos.client_id.is_some().then(|| TalosService {
+        handle: handle.clone(),
+        templates,
+        host: boot_policy(&config, config.provisioning.address.address.into()).https_host,
+    });
     let certificates = Certificates::of(&appliance)?;
     let clock = Clock;
     let known = appliance.ledger.entries.iter().map(|entry| &entry.record);
@@ -368,6 +380,7 @@ struct Inside {
     http: Listener,
     boot: Listener,
     attest: Listener,
+    kms: Option<Listener>,
     tftp: UdpSocket,
     tftp_options: tftp::Options,
 }
@@ -403,6 +416,10 @@ impl Inside {
             http: tcp("http", ports.http, listen::BOOT).await?,
             boot: tcp("boot", ports.boot_https, listen::BOOT).await?,
             attest: tcp("attest", ports.attest, listen::ATTEST).await?,
+            kms: match config.talos.kms_port {
+                Some(port) => Some(tcp("kms", port, kms::BOUNDS).await?),
+                None => None,
+            },
             tftp,
             tftp_options: tftp_options(config),
         })
@@ -424,6 +441,7 @@ struct Listeners {
     admin: Listener,
     health: Listener,
     http_boot: HttpBoot,
+    talos: Option<TalosService>,
     hosts: Vec<String>,
     ekseal: bool,
     neighbours: Neighbours,
@@ -456,6 +474,7 @@ impl Listeners {
             )
             .await?,
             http_boot: config.provisioning.http_boot,
+            talos: None,
             hosts: admin::hosts(&config.management, config.management.admin_port),
             ekseal: config.handover.ekseal,
             neighbours,
@@ -482,6 +501,7 @@ impl Listeners {
             handle: handle.clone(),
             images: images.clone(),
             http_boot: self.http_boot,
+            talos: self.talos,
             metrics: metrics.clone(),
         };
         let attest = AttestService {
@@ -512,6 +532,18 @@ impl Listeners {
                 enroll::run(inside.attest, tls, service, token).await;
                 Ok("attest")
             });
+            if let Some(listener) = inside.kms {
+                let tls = kms::tls_config(certificates.boot.clone())?;
+                let service = KmsService {
+                    handle: handle.clone(),
+                    metrics: metrics.clone(),
+                };
+                let token = cancel.clone();
+                tasks.spawn(async move {
+                    kms::run(listener, tls, service, token).await;
+                    Ok("kms")
+                });
+            }
             let (socket, token, source) = (inside.tftp, cancel.clone(), source.clone());
             let options = inside.tftp_options;
             tasks.spawn(async move {
@@ -612,6 +644,17 @@ fn setup(
     Ok(Setup {
         appliance: config.appliance.name.clone(),
         seal: seal_name(appliance.seal).to_owned(),
+        talos: gateway_core::talos::Settings {
+            kms: config
+                .talos
+                .kms_port
+                .map(|_| gateway_core::talos::kms::Key::new(*appliance.disk_keys)),
+            device: config
+                .talos
+                .client_id
+                .clone()
+                .map(|client_id| gateway_core::talos::device::Settings { client_id }),
+        },
         counter: appliance.counter,
         rules: Rules {
             policy: Arc::new(declared.policy),

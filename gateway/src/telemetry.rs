@@ -240,6 +240,13 @@ pub fn recorded(seq: u64, record: &Record) {
             "delivery"
         ),
         Record::Anchor(anchor) => tracing::debug!(counter = anchor.counter, seq, "anchor"),
+        Record::Talos(record) => tracing::info!(
+            machine_id = record.machine.0,
+            peer = record.peer.map(tracing::field::display),
+            seq,
+            "talos: {}",
+            record.event.text()
+        ),
         Record::Policy(policy) => tracing::info!(sha256 = policy.sha256, seq, "policy"),
         Record::Pruned(pruned) => tracing::info!(
             first_seq = pruned.first_seq,

@@ -27,6 +27,11 @@ impl StoreKey {
         Self(key)
     }
 
+    /// The key itself, for what is encrypted elsewhere: disk keys, which never are in the store.
+    pub fn into_bytes(self) -> Zeroizing<[u8; 32]> {
+        self.0
+    }
+
     fn cipher(&self) -> RandomizedNonceKey {
         RandomizedNonceKey::new(&AES_256_GCM, &*self.0).expect("the key has 32 bytes")
     }

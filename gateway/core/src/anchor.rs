@@ -85,6 +85,7 @@ fn urgent(record: &Record) -> bool {
         | Record::Anchor(_)
         | Record::Grant(_)
         | Record::Progress(_)
+        | Record::Talos(_)
         | Record::RunEnd(_) => false,
     }
 }

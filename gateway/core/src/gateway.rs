@@ -4,6 +4,8 @@
 //! empty, then the next. Records among the effects are made durable before any other effect of the
 //! same drain is performed. `now` never goes back.
 
+mod talos;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -38,6 +40,8 @@ use crate::view::{
 };
 use crate::walk::Step;
 
+pub use talos::ConfigFacts;
+
 /// What the gateway starts with.
 pub struct Setup {
     /// Name of this appliance.
@@ -54,6 +58,8 @@ pub struct Setup {
     pub dhcp6: Option<dhcp6::Config>,
     /// Boot addresses and names.
     pub boot: BootSettings,
+    /// What of Talos is served.
+    pub talos: crate::talos::Settings,
     /// Value of the counter that the ledger is anchored to.
     pub counter: u64,
     /// Every ledger record: sequence, time, record.
@@ -190,6 +196,7 @@ pub struct Gateway {
     admission: Admission,
     boot: BootSettings,
     gate: Option<Gate>,
+    talos: crate::talos::Talos,
     out: Outbox,
 }
 
@@ -203,6 +210,7 @@ impl Gateway {
             mut rules,
             inventory,
             boot,
+            talos,
             counter,
             ledger,
             leases,
@@ -223,9 +231,11 @@ impl Gateway {
             ledger.iter().map(|(seq, at, record)| (*seq, *at, record)),
             now,
         );
+        let mut talos = crate::talos::Talos::new(talos);
         let mut installs = Installs::new(boot.catalog.disks(), setup.grant_ms);
         for (_, at, record) in &ledger {
             installs.apply(*at, record);
+            talos.apply(record);
         }
         rules.catalog = std::sync::Arc::new(catalog);
         registry.ek_roots_loaded(now, &ek_roots);
@@ -268,6 +278,7 @@ impl Gateway {
             admission,
             boot,
             gate,
+            talos,
             out,
         };
         gateway.settle_gate(now);

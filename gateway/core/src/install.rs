@@ -253,6 +253,7 @@ impl Installs {
             | Record::Pruned(_)
             | Record::Gate(_)
             | Record::Bridge(_)
+            | Record::Talos(_)
             | Record::Policy(_) => {}
         }
     }

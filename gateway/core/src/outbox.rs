@@ -99,6 +99,7 @@ impl Outbox {
             | Record::Grant(_)
             | Record::Progress(_)
             | Record::RunEnd(_)
+            | Record::Talos(_)
             | Record::Gate(_) => {}
         }
     }

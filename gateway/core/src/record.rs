@@ -50,6 +50,8 @@ pub enum Record {
     Progress(InstallProgress),
     /// An installation is over.
     RunEnd(RunEnd),
+    /// A node that runs Talos got or was refused something.
+    Talos(TalosRecord),
 }
 
 /// What another system is told of a machine.
@@ -319,6 +321,60 @@ impl GateCause {
             GateCause::Refused => "refused",
             GateCause::State => "state",
             GateCause::Expired => "expired",
+        }
+    }
+}
+
+/// What a node that runs Talos got or was refused. Never a key or a code.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TalosRecord {
+    /// The machine.
+    pub machine: MachineId,
+    /// Where the request came from; none when an administrator asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<std::net::IpAddr>,
+    /// What happened.
+    pub event: TalosEvent,
+}
+
+/// See [`TalosRecord`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TalosEvent {
+    /// Its first disk key was sealed; from here on the KMS is needed at each boot.
+    DiskKeySealed,
+    /// A disk key was not unsealed because of the machine's state; once for each state.
+    DiskKeyRefused {
+        /// The state.
+        state: String,
+    },
+    /// A one-time code for the device flow was made.
+    CodeIssued {
+        /// End of its window.
+        until: UnixMillis,
+    },
+    /// The device flow was approved by that code.
+    ConfigApproved,
+    /// The machine config was handed out.
+    ConfigDelivered,
+    /// The code was shown a second time, or from another place; the machine is withdrawn.
+    CodeMisused {
+        /// Which of them.
+        how: String,
+    },
+}
+
+impl TalosEvent {
+    /// For timelines.
+    pub fn text(&self) -> String {
+        match self {
+            TalosEvent::DiskKeySealed => "first disk key sealed".to_owned(),
+            TalosEvent::DiskKeyRefused { state } => format!("disk key refused: {state}"),
+            TalosEvent::CodeIssued { .. } => "one-time code for the machine config made".to_owned(),
+            TalosEvent::ConfigApproved => "device flow approved".to_owned(),
+            TalosEvent::ConfigDelivered => "machine config delivered".to_owned(),
+            TalosEvent::CodeMisused { how } => format!("one-time code misused: {how}"),
         }
     }
 }
@@ -624,6 +680,9 @@ pub struct Verdict {
     pub ak_name: String,
     /// Hardware addresses shown; recorded, never trusted.
     pub macs: Vec<MacAddr>,
+    /// System UUID shown, where it is one: what a Talos node calls itself by. Recorded, never trusted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_uuid: Option<String>,
     /// TPM counters of the quote: reset, restart.
     pub counters: Option<(u32, u32)>,
     /// SHA-256 of what this attempt left in PCR 15, hex, where the quote proves it: the next attempt of

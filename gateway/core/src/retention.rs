@@ -109,7 +109,7 @@ pub fn carried(removed: &[Numbered<'_>], now: UnixMillis) -> BTreeSet<u64> {
             newest = Some((at, seq));
         }
         match record {
-            Record::Genesis(_) | Record::Policy(_) | Record::Pruned(_) => {
+            Record::Genesis(_) | Record::Policy(_) | Record::Pruned(_) | Record::Talos(_) => {
                 carry.keep.insert(seq);
             }
             // What SPIRE was told is compared with the server, not with the ledger.

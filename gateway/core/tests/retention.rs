@@ -45,6 +45,7 @@ fn verdict(n: u8, mac: u8, admitted: bool, count: u8) -> Record {
         ek_keys: vec![],
         ak_name: "00".into(),
         macs: vec![MacAddr([2, 0, 0, 0, 0, mac])],
+        node_uuid: Some(format!("uuid-{}", count % 3)),
         counters: Some((count.into(), 0)),
         boot_mark: Some(hex::encode([count; 32])),
         image_sha256: None,

@@ -104,6 +104,7 @@ fn one_machine_from_discover_to_its_ldevid() {
             Record::Grant(_) => "grant",
             Record::Progress(_) => "progress",
             Record::RunEnd(_) => "run end",
+            Record::Talos(_) => "talos",
         })
         .collect();
     assert_eq!(kinds, ["claim", "operator", "verdict", "certificate"]);

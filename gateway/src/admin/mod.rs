@@ -63,6 +63,7 @@ pub(crate) enum Operation {
     EkExport,
     EkCaImport,
     EkCaRemove,
+    TalosCode,
 }
 
 /// One row of the API.
@@ -87,7 +88,7 @@ const fn row(method: Method, path: &'static str, role: Role, operation: Operatio
 }
 
 /// The whole API.
-pub(crate) static ROUTES: [Route; 30] = {
+pub(crate) static ROUTES: [Route; 31] = {
     use Operation as Op;
     use Role::{Operator, Owner, Viewer};
     [
@@ -155,6 +156,12 @@ pub(crate) static ROUTES: [Route; 30] = {
             "/v1/images/{}/withdraw",
             Owner,
             Op::ImageWithdraw,
+        ),
+        row(
+            Method::POST,
+            "/v1/machines/{}/talos-code",
+            Owner,
+            Op::TalosCode,
         ),
         row(Method::GET, "/v1/ek-ca", Viewer, Op::EkCas),
         row(Method::GET, "/v1/ek-ca/unmatched", Viewer, Op::EkUnmatched),

@@ -12,7 +12,8 @@ use serde::de::DeserializeOwned;
 
 use super::types::{
     ApproveRequest, Done, EkCaImportRequest, FloorRequest, ImageList, InstallRequest, LedgerPage,
-    MachineList, NoFields, SealRequest, SealedSecret, Timeline, WithdrawRequest,
+    MachineList, NoFields, SealRequest, SealedSecret, TalosCode, TalosCodeRequest, Timeline,
+    WithdrawRequest,
 };
 use super::{AdminService, Operation, page};
 use crate::handle::{Busy, Caller, Command, Install};
@@ -112,6 +113,7 @@ pub(super) async fn perform(
         }
         Operation::EkCaImport => return import(service, caller, request).await,
         Operation::SealSecret => return seal(service, caller, machine, request).await,
+        Operation::TalosCode => return talos_code(service, caller, machine, request).await,
         Operation::EkCaRemove => {
             let why = read::<WithdrawRequest>(request).await?.why;
             Command::EkCaRemove(subject, why)
@@ -213,6 +215,41 @@ fn no_gate() -> Refusal {
             "configure [gate] and start the daemon again",
         ),
     )
+}
+
+/// A one-time code for the device flow. Only the answer has it.
+async fn talos_code(
+    service: &AdminService,
+    caller: &Caller,
+    machine: MachineId,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let window_secs = read::<TalosCodeRequest>(request).await?.window_secs;
+    let window_ms = window_secs.saturating_mul(1_000);
+    let made = service
+        .handle
+        .talos_code(caller.clone(), machine.clone(), window_ms)
+        .await
+        .map_err(busy)?;
+    let done = if made.is_ok() { "done" } else { "refused" };
+    service
+        .metrics
+        .count(ADMIN_ACTS, format!("talos_code/{done}"));
+    tracing::info!(
+        by = %telemetry::redact(&caller.cn),
+        role = caller.role.as_str(),
+        act = "talos_code",
+        subject = %telemetry::redact(&machine.0),
+        outcome = done,
+        "administrator"
+    );
+    match made {
+        Ok(code) => {
+            let code = code.to_string();
+            Ok(http::json(StatusCode::OK, &TalosCode { code }))
+        }
+        Err(reason) => Err(Refusal::new(status_of(&reason), reason)),
+    }
 }
 
 /// CA certificates for EK chains. What became of each is in the answer; only a request that is wrong

@@ -122,6 +122,28 @@ impl InstallRequest {
     }
 }
 
+/// `POST /v1/machines/{id}/talos-code`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TalosCodeRequest {
+    /// How long the code is good, in seconds; at most a day.
+    pub window_secs: u64,
+}
+
+/// Answer to it. The code is a secret: it is never printed with `{:?}`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TalosCode {
+    /// For META key 0x0b of that machine, and nowhere else.
+    pub code: String,
+}
+
+impl std::fmt::Debug for TalosCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TalosCode(..)")
+    }
+}
+
 /// `POST /v1/ek-ca/import`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -236,8 +236,8 @@ impl From<ServeError> for Failure {
             ServeError::Declared(error) => error.into(),
             ServeError::Image(error) => error.into(),
             ServeError::Bind(error) => error.into(),
-            ServeError::Dhcp(_) => Self::new(Exit::Usage, &error),
             ServeError::Gate(_) => Self::new(Exit::Privilege, &error),
+            ServeError::Dhcp(_) | ServeError::Talos(_) => Self::new(Exit::Usage, &error),
             ServeError::DhcpSocket(DhcpError::Bind { ref source, .. })
             | ServeError::Dhcp6Socket(Dhcp6Error::Bind { ref source, .. })
             | ServeError::Tftp { ref source, .. } => Self::new(exit_of_io(source), &error),

@@ -43,6 +43,9 @@ pub(super) fn check_config(
             (Err(error), _) => problems.push(error.into()),
         }
     }
+    if let Err(error) = crate::talos::Templates::load(&config.talos) {
+        problems.push(Failure::new(Exit::Usage, &error));
+    }
     if let Some(declared) = &declared {
         warnings.extend(unmatched::classes(&declared.policy, &declared.inventory));
         warnings.extend(unmatched::deltas(&declared.ek_roots));

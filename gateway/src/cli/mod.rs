@@ -18,6 +18,7 @@ mod pcr;
 mod policy;
 mod recorded;
 mod seal;
+mod talos;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -230,6 +231,9 @@ pub enum Command {
     /// The gate to the uplink.
     #[command(subcommand)]
     Gate(GateCommand),
+    /// Machine configs of Talos nodes.
+    #[command(subcommand)]
+    Talos(TalosCommand),
     /// Look into a capture file (pcap, pcapng), one JSON object for each frame; an event log, an
     /// attestation or certificates, one object.
     #[command(subcommand)]
@@ -678,6 +682,45 @@ pub enum StoreCommand {
     Rebuild(StoreArgs),
 }
 
+/// `vestibule talos`
+#[derive(Debug, Subcommand)]
+pub enum TalosCommand {
+    /// Print the config that a machine would get. It holds the cluster's secrets.
+    Render {
+        /// Its name.
+        machine: String,
+        /// Configuration with [talos].
+        #[command(flatten)]
+        config: ConfigArg,
+        /// Take the machine's facts of a running appliance, from this desk; else of the inventory.
+        #[arg(long)]
+        desk: Option<PathBuf>,
+        /// Its hardware address, where neither knows it.
+        #[arg(long)]
+        mac: Option<String>,
+        /// Its address.
+        #[arg(long)]
+        address: Option<std::net::IpAddr>,
+    },
+    /// Check a machine config, without a daemon.
+    Check {
+        /// Machine config.
+        file: PathBuf,
+        /// Talos' config.schema.json of the release.
+        #[arg(long)]
+        schema: Option<PathBuf>,
+    },
+    /// Make the one-time code with which a machine's device flow is approved. Needs an owner.
+    Code {
+        /// Which.
+        #[command(flatten)]
+        one: OneMachine,
+        /// How long it is good, in seconds.
+        #[arg(long, default_value_t = 3_600)]
+        window_secs: u64,
+    },
+}
+
 /// Which state directory.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
@@ -732,6 +775,7 @@ pub fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Status(desk) => machine::status(&out, &desk),
         Command::Neighbours(desk) => neighbours::run(&out, &desk),
         Command::Gate(command) => gate::run(&out, &command),
+        Command::Talos(command) => talos::run(&out, command),
         Command::Inspect(command) => inspect::run(&command),
         Command::Policy(PolicyCommand::WhatIf(desk)) => policy::what_if(&out, &desk),
         Command::Policy(PolicyCommand::Test {

@@ -94,6 +94,7 @@ impl Evidence {
             }
             Record::Genesis(_)
             | Record::RefusalSummary(_)
+            | Record::Talos(_)
             | Record::Certificate(_)
             | Record::Anchor(_)
             | Record::Gate(_)
@@ -220,6 +221,7 @@ mod tests {
             admitted,
             ek_names: Vec::new(),
             ak_name: String::new(),
+            node_uuid: None,
             macs: Vec::new(),
             counters: None,
             boot_mark: None,

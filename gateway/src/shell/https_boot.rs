@@ -31,6 +31,7 @@ use crate::metrics::{BOOT_BYTES, Metrics, REQUESTS_REFUSED, RESPONSES};
 use crate::shell::http::{self, Body};
 use crate::shell::listen::{self, Listener};
 use crate::shell::metadata;
+use crate::shell::talos::{self, TalosService};
 use crate::telemetry;
 
 /// Path of the iPXE script; the query names the machine.
@@ -67,6 +68,8 @@ pub struct BootService {
     pub images: ImageStore,
     /// What plain HTTP may serve.
     pub http_boot: HttpBoot,
+    /// Machine configs of Talos nodes, over HTTPS.
+    pub talos: Option<TalosService>,
     /// Counters.
     pub metrics: Arc<Metrics>,
 }
@@ -120,6 +123,18 @@ impl BootService {
         peer: SocketAddr,
         request: Request<Incoming>,
     ) -> Response<Body> {
+        if let Some(talos) = self
+            .talos
+            .as_ref()
+            .filter(|_| transport == Transport::Https)
+            && talos::is_path(request.uri().path())
+        {
+            let response = talos.answer(peer, request).await;
+            let status = response.status().as_u16();
+            self.metrics
+                .count(RESPONSES, format!("{}/{status}", transport.name()));
+            return response;
+        }
         let method = request.method();
         let head = *method == Method::HEAD;
         let mut response = if metadata::asks(request.uri().path()) {

@@ -9,12 +9,14 @@ pub mod enroll;
 pub mod health;
 pub mod http;
 pub mod https_boot;
+pub mod kms;
 pub mod listen;
 pub mod lldp;
 pub mod metadata;
 pub mod ra;
 pub mod seats;
 pub mod segment;
+pub mod talos;
 #[cfg(test)]
 mod tests;
 pub mod tftp;

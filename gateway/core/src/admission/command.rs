@@ -177,7 +177,7 @@ pub fn to_act(
 }
 
 /// Whether the caller's role suffices.
-pub(super) fn demand(caller: &Caller, needs: Role) -> Result<(), Reason> {
+pub(crate) fn demand(caller: &Caller, needs: Role) -> Result<(), Reason> {
     if caller.role >= needs {
         return Ok(());
     }
@@ -347,7 +347,7 @@ pub(super) fn text(key: &str, value: &str) -> Result<(), Reason> {
     ))
 }
 
-fn unknown_machine(id: &MachineId) -> Reason {
+pub(crate) fn unknown_machine(id: &MachineId) -> Reason {
     Reason::new(
         "machine.unknown",
         "a machine or claim of this appliance",

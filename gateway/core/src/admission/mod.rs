@@ -740,7 +740,7 @@ impl Admission {
         );
     }
 
-    fn refuse_unproven(
+    pub(crate) fn refuse_unproven(
         &mut self,
         now: UnixMillis,
         ingress: &str,
@@ -757,7 +757,7 @@ impl Admission {
     }
 
     /// Writes one ledger record and folds it in: the same code as in a replay.
-    fn write(&mut self, now: UnixMillis, record: Record, out: &mut Outbox) -> u64 {
+    pub(crate) fn write(&mut self, now: UnixMillis, record: Record, out: &mut Outbox) -> u64 {
         let seq = out.record(now, record.clone());
         self.registry.apply(seq, now, &record);
         self.installs.apply(now, &record);

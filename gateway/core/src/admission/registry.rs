@@ -38,6 +38,8 @@ pub struct Machine {
     pub claimed_at: UnixMillis,
     /// Hardware addresses it was seen with.
     pub macs: BTreeSet<MacAddr>,
+    /// System UUID of its last admission.
+    pub node_uuid: Option<String>,
     /// `vendor-chain` or `bare-ek`.
     pub assurance: Option<String>,
     /// The EK certificates it has shown, once it had proven its keys.
@@ -54,7 +56,7 @@ pub struct Machine {
     ek_keys: BTreeSet<String>,
     ek_keys_before: BTreeSet<String>,
     /// Whether it was ever admitted: only then are its hardware addresses its own.
-    pub(super) admitted: bool,
+    pub(crate) admitted: bool,
     timeline: VecDeque<TimelineEntry>,
 }
 
@@ -285,6 +287,7 @@ impl Registry {
                     machine.assurance = Some(verdict.assurance.clone());
                     machine.admitted = true;
                     machine.proved_keys(&verdict.ek_keys);
+                    machine.node_uuid.clone_from(&verdict.node_uuid);
                     machine.macs = verdict.macs.iter().copied().collect();
                     if let Some(binding) = &mut machine.binding {
                         binding.counters = verdict.counters;
@@ -364,6 +367,11 @@ impl Registry {
 
             Record::Run(_) | Record::Grant(_) | Record::Progress(_) | Record::RunEnd(_) => {
                 self.apply_install(seq, at, record);
+            }
+
+            Record::Talos(record) => {
+                let text = record.event.text();
+                self.note(&record.machine, seq, at, None, text, Vec::new());
             }
             Record::Genesis(_)
             | Record::RefusalSummary(_)
@@ -743,6 +751,7 @@ impl Machine {
             claim: None,
             claimed_at: UnixMillis(0),
             macs: BTreeSet::new(),
+            node_uuid: None,
             assurance: None,
             ek: None,
             reasons: Vec::new(),

@@ -197,6 +197,8 @@ pub struct Facts {
     pub ak_name: String,
     /// Serial the SMBIOS shows.
     pub serial: String,
+    /// System UUID shown, in its usual form, if it can name a machine.
+    pub node_uuid: Option<String>,
     /// Hardware addresses shown.
     pub macs: Vec<MacAddr>,
     /// Serials of the disks shown.
@@ -528,6 +530,7 @@ fn verdict(
         ek_names: facts.ek_names.clone(),
         ak_name: facts.ak_name.clone(),
         macs: facts.macs.clone(),
+        node_uuid: facts.node_uuid.clone(),
         counters: facts.counters,
         boot_mark: facts.boot_mark.clone(),
         image_sha256: facts.image_sha256.clone(),

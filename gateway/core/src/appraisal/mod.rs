@@ -645,6 +645,7 @@ fn shown_by(hello: &Hello, facts: &mut Facts) {
     facts.devid_auth = hello.devid_auth.as_str();
     facts.report_sha256 = hex::encode(hello.report_sha256());
     facts.serial = hello.platform.serial.clone();
+    facts.node_uuid = crate::talos::node::uuid(&hello.platform.uuid);
     facts.macs = hello
         .nics
         .iter()

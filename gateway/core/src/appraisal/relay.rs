@@ -53,6 +53,24 @@ impl RelayWord {
         parts.join(", ")
     }
 
+    /// Whether its circuit id names a port of the same kind as the declared ones (`chassis/port`, commas
+    /// between) and none of them. What cannot be compared contradicts nothing.
+    pub fn contradicts(&self, declared: &str) -> bool {
+        let words = self.circuit_id.as_deref().map(words).unwrap_or_default();
+        let ports = declared
+            .split(',')
+            .filter_map(|one| one.trim().split_once('/'));
+        let ports: Vec<&str> = ports.map(|(_, port)| port).collect();
+        let named = |word: &String, port: &&str| compare(word, &Id::interface(port)).matches();
+        let same = words
+            .iter()
+            .any(|word| ports.iter().any(|port| named(word, port)));
+        let kin = words
+            .iter()
+            .any(|word| ports.iter().any(|port| same_kind(word, port)));
+        kin && !same
+    }
+
     pub(super) fn compare(&self, pdu: &Lldpdu) -> Agreement {
         let words = self.circuit_id.as_deref().map(words).unwrap_or_default();
         if words.iter().any(|word| compare_port(word, pdu).matches()) {

@@ -172,6 +172,12 @@ fn gateway(site: &Declared, disk: &Disk, now: UnixMillis) -> Gateway {
     let catalog = catalog();
     Gateway::new(Setup {
         appliance: "door".into(),
+        talos: gateway_core::talos::Settings {
+            kms: Some(gateway_core::talos::kms::Key::new([7; 32])),
+            device: Some(gateway_core::talos::device::Settings {
+                client_id: "vestibule".into(),
+            }),
+        },
         seal: "development".into(),
         rules: Rules {
             policy: Arc::new(site.policy.clone()),

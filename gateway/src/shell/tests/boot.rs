@@ -86,6 +86,7 @@ pub(super) async fn site_with(http_boot: HttpBoot) -> Site {
         handle,
         images: ImageStore::new(images),
         http_boot,
+        talos: None,
         metrics: metrics.clone(),
     };
     let ca = TestCa::new("boot CA");

@@ -362,6 +362,7 @@ impl<'a> Scene<'a> {
                 | Record::Grant(_)
                 | Record::Progress(_)
                 | Record::RunEnd(_)
+                | Record::Talos(_)
                 | Record::Anchor(_) => {}
             }
         }
