@@ -31,6 +31,7 @@ pub mod soft_tpm;
 pub mod spire;
 pub mod switch;
 pub mod swtpm;
+pub mod talos;
 pub mod tftp_load;
 pub mod tftp_server;
 pub mod timeline;

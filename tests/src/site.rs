@@ -74,6 +74,8 @@ pub struct Options {
     pub ek_roots: bool,
     /// The `[gate]` of the configuration; empty for none.
     pub gate: String,
+    /// `[talos]`; `{dir}` is the folder of the run.
+    pub talos: Option<&'static str>,
 }
 
 impl Default for Options {
@@ -97,6 +99,7 @@ impl Default for Options {
             more: String::new(),
             ek_roots: true,
             gate: String::new(),
+            talos: None,
         }
     }
 }
@@ -578,8 +581,13 @@ auth = "{auth}"
 format = "json"
 filter = "{filter}"
 {gate}
-{more}"#,
+{more}
+{talos}"#,
         more = options.more,
+        talos = options
+            .talos
+            .unwrap_or_default()
+            .replace("{dir}", &dir.to_string()),
         prefix = options.prefix,
         lease_secs = options.lease_secs,
         ipv6 = if options.ipv6 {

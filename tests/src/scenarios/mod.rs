@@ -25,6 +25,7 @@ pub mod slow;
 pub mod spire;
 pub mod starts;
 pub mod storm;
+pub mod talos;
 pub mod visitors;
 pub mod walk;
 
@@ -62,6 +63,12 @@ pub const ALL: &[Scenario] = &[
         what: "the LDevID chain under openssl, the key blobs under tpm2-tools, and under another TPM",
         limit_secs: 240,
         run: ldevid::run,
+    },
+    Scenario {
+        name: "talos",
+        what: "Talos nodes, played by doubles: disk keys by the KMS, the config by one code, copies of both refused",
+        limit_secs: 120,
+        run: talos::run,
     },
     Scenario {
         name: "ek-ca",
