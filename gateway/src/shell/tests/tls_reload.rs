@@ -29,11 +29,11 @@ async fn a_certificate_is_exchanged_while_a_download_runs() {
     let site = site().await;
     let url = site.url(&site.image());
     let before = [served(&site, P256).await, served(&site, RSA).await];
-    // 3.2 MB at 1.6 MB/s: two seconds, in whose middle both certificates change.
-    let slowly = ["--limit-rate", "1600k", &*url];
+    // 3.2 MB at 0.8 MB/s: four seconds, in whose middle both certificates change.
+    let slowly = ["--limit-rate", "800k", &*url];
     let download = site.body(&slowly);
     let exchange = async {
-        tokio::time::sleep(Duration::from_millis(700)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         for (rsa, slot) in [
             (false, &site.certificates.p256),
             (true, &site.certificates.rsa),
