@@ -65,14 +65,21 @@ impl Issuer {
             .reason()
         })?;
         let receipt = self.receipts.receipt(body).map_err(|e| e.reason())?;
-        let grant = request
-            .grant
-            .as_deref()
-            .cloned()
-            .map(|order| self.grant(order));
+        let delivery = self.deliver(request, &receipt.body.0).map_err(Box::new);
+        // A machine is not installed without what it was to be given.
+        let grant = match (&delivery, request.grant.as_deref()) {
+            (Ok(delivered), Some(order)) => {
+                let mut order = order.clone();
+                if let Some(delivered) = delivered {
+                    order.payloads.clone_from(&delivered.record.items);
+                }
+                Some(self.grant(order)?)
+            }
+            (Err(_), _) | (_, None) => None,
+        };
         Ok(IssuedDevId {
-            delivery: self.deliver(request, &receipt.body.0).map_err(Box::new),
-            grant: grant.transpose()?,
+            delivery,
+            grant,
             record: issued.record,
             chain: issued.chain,
             receipt,

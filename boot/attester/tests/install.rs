@@ -10,6 +10,7 @@ use std::rc::Rc;
 use attest_wire::v1::handover::{
     GrantBody, GrantImage, InstallStep, ItemDigest, ProgressAnswer, ProgressBody,
 };
+use attester::client::ClientError;
 use attester::install::disk::{Disk, Roots, find};
 use attester::install::package::{Entry, HEAD_BYTES, LABEL, Package, Place, place};
 use attester::install::{InstallError, Refused, Reports, Source, install};
@@ -110,6 +111,8 @@ struct Door {
     said: Vec<ProgressBody>,
     /// This report and those after it are lost.
     lost_from: u32,
+    /// This report and those after it are refused.
+    refused_from: u32,
     /// Bytes per piece.
     piece: usize,
 }
@@ -120,6 +123,7 @@ impl Door {
             file,
             said: Vec::new(),
             lost_from: u32::MAX,
+            refused_from: u32::MAX,
             piece: 100_003,
         }
     }
@@ -146,15 +150,14 @@ impl Reports for Door {
     fn report(&mut self, body: &[u8]) -> Result<ProgressAnswer, InstallError> {
         let said: ProgressBody = serde_json::from_slice(body).unwrap();
         if said.seq >= self.lost_from {
-            return Err(InstallError::Gateway {
-                code: "lost".into(),
-                hint: String::new(),
-            });
+            let why = "the connection ended".to_owned();
+            return Err(InstallError::Link(ClientError::Answer { why }));
         }
+        let accepted = said.seq < self.refused_from;
         self.said.push(said);
         Ok(ProgressAnswer {
-            accepted: true,
-            code: "accepted".into(),
+            accepted,
+            code: if accepted { "accepted" } else { "run.ended" }.into(),
             hint: String::new(),
         })
     }
@@ -430,7 +433,7 @@ fn rejects_before_anything_is_written() {
     let mut door = Door::new(raw.clone());
     door.lost_from = 1;
     let error = run(&body, &package(), &mut door, Platter::new(&bytes)).unwrap_err();
-    assert!(matches!(error, InstallError::Gateway { .. }), "{error}");
+    assert!(matches!(error, InstallError::Link(_)), "{error}");
     assert!(bytes.borrow().iter().all(|byte| *byte == 0x5a));
 }
 
@@ -450,6 +453,25 @@ fn a_disk_that_breaks_is_named() {
     .unwrap_err();
     assert!(error.to_string().contains("disk.io"), "{error}");
     assert_eq!(door.said.last().unwrap().step, InstallStep::Failed);
+}
+
+#[test]
+fn a_disk_that_the_gateway_does_not_take_any_more_does_not_boot() {
+    for refused_from in [4, 5] {
+        let raw = image();
+        let bytes = Rc::new(RefCell::new(vec![0x5a; SIZE]));
+        let mut door = Door::new(raw.clone());
+        door.refused_from = refused_from;
+        let error = run(
+            &grant(&raw, &raw, "none", false),
+            &package(),
+            &mut door,
+            Platter::new(&bytes),
+        )
+        .unwrap_err();
+        assert!(matches!(error, InstallError::Gateway { .. }), "{error}");
+        assert!(bytes.borrow()[..1 << 20].iter().all(|byte| *byte == 0));
+    }
 }
 
 #[test]

@@ -317,7 +317,8 @@ impl Gate {
                 opens.push(Change::Open {
                     element: element.clone(),
                     machine: machine.clone(),
-                    left_ms: until.0.saturating_sub(now.0),
+                    // A clock that was set back opens for no longer than an admission does.
+                    left_ms: until.0.saturating_sub(now.0).min(self.settings.open_ms),
                 });
             }
         }

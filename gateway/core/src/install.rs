@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use attest_wire::v1::handover::ItemDigest;
 use attest_wire::v1::handover::{Ability, GrantBody, GrantImage, InstallStep};
-use boot::catalog::{DiskImage, Role};
+use boot::catalog::DiskImage;
 use sha2::{Digest as _, Sha256};
 
 use crate::appraisal::{Admission, shown};
@@ -120,7 +120,10 @@ impl RunState {
             true => limits::RUN_WAIT_MS,
             false => limits::RUN_STEP_MS,
         };
-        Some(UnixMillis(self.moved.0.saturating_add(wait)))
+        let late = self.moved.0.saturating_add(wait);
+        // A large image over a slow link is given what its grant gives it.
+        let granted = self.grants.last().map_or(0, |last| last.grant.expires.0);
+        Some(UnixMillis(late.max(granted)))
     }
 
     fn last_step(&self) -> Option<InstallStep> {
@@ -324,6 +327,27 @@ impl Installs {
         ))
     }
 
+    /// Whether the very image of a run may still be installed: it may have been withdrawn, or be another
+    /// one in the catalogue of this start.
+    fn image_of(&self, run: &Run) -> Result<(), Reason> {
+        let image = self.image(&run.image, Some(run.version))?;
+        if image.sha256 == run.image_sha256 {
+            return Ok(());
+        }
+        Err(Reason::new(
+            "image.unknown",
+            format!(
+                "{} version {} with SHA-256 {}",
+                shown(&run.image),
+                run.version,
+                run.image_sha256
+            ),
+            format!("SHA-256 {}", image.sha256),
+            "docs/PROTOCOL.md section 4",
+            "the catalogue has another image of that version: begin the installation once more",
+        ))
+    }
+
     /// A new run; `seq` is the ledger sequence it will get.
     ///
     /// # Errors
@@ -445,15 +469,15 @@ impl Installs {
                 fresh,
             })))
         };
+        if let Err(reason) = self.image_of(&state.run) {
+            return Err(Box::new(state.end(RunOutcome::Failed, Some(reason), None)));
+        }
         if let Some(last) = state.grants.last() {
             let grant = &last.grant;
             let same = (grant.reset, grant.restart) == (reset, restart);
             if same && grant.devid_pub == devid_pub && grant.addr == addr && now < grant.expires {
                 return order(grant.clone(), false);
             }
-        }
-        if let Err(reason) = self.image(&state.run.image, Some(state.run.version)) {
-            return Err(Box::new(state.end(RunOutcome::Failed, Some(reason), None)));
         }
         let attempt = state.grants.len() as u32 + 1;
         if attempt > limits::GRANTS_PER_RUN_MAX {
@@ -517,6 +541,7 @@ impl Installs {
             return Err(refused("grant.image", expected, shown(sha256)));
         }
         live_at(now, grant)?;
+        self.image_of(&state.run)?;
         Ok(&state.run.machine)
     }
 
@@ -605,15 +630,8 @@ pub fn may_install(proof: &Admission) -> Result<(), Reason> {
             found,
         ));
     }
-    if proof.facts.image_role != Some(Role::Provision) {
-        let found = match proof.facts.image_role {
-            None => "a boot that no image of the catalogue explains",
-            Some(_) => "an image of role runtime",
-        };
-        let expected = "a boot of an image of role provision";
-        return Err(refused("grant.image_role", expected, found));
-    }
-    Ok(())
+    let why = |reason: Reason| refused("grant.image_role", reason.expected, reason.found);
+    crate::handover::provision_image(proof).map_err(why)
 }
 
 /// Names a run: unique in a ledger, since its sequence is.

@@ -318,6 +318,52 @@ fn nothing_begins_after_the_grant_has_expired() {
     assert_eq!(fetch(&mut site, PEER, IMAGE), "machine.state");
 }
 
+/// Row 29: an answer that is held back on the wire is no leave: what came in between counts.
+#[test]
+fn attack_29_a_repeated_report_is_accepted_only_while_it_would_be() {
+    for (act, code) in [
+        ("cordon", "machine.state"),
+        ("cancel", "run.ended"),
+        ("image", "image.withdrawn"),
+    ] {
+        let (mut site, mut node, id) = admitted();
+        site.act(begin(&id));
+        let grant = boot(&mut site, &mut node, 3).unwrap();
+        let checked = said(&grant, 1, InstallStep::Checked);
+        assert_eq!(report(&mut site, &node, &checked), "accepted");
+        assert_eq!(report(&mut site, &node, &checked), "accepted", "repeated");
+        site.act(match act {
+            "cordon" => Command::Cordon(id),
+            "cancel" => Command::Install(id, Install::Cancel("another disk".into())),
+            _ => Command::ImageWithdraw(hex::encode(IMAGE)),
+        });
+        assert_eq!(report(&mut site, &node, &checked), code, "{act}");
+    }
+    // Verified ends the run itself: its answer may be lost as well.
+    let (mut site, mut node, id) = admitted();
+    site.act(begin(&id));
+    let grant = boot(&mut site, &mut node, 3).unwrap();
+    let steps = [
+        InstallStep::Checked,
+        InstallStep::Wiped,
+        InstallStep::Written,
+        InstallStep::Configured,
+        InstallStep::Verified,
+    ];
+    for (seq, step) in (1..).zip(steps) {
+        assert_eq!(
+            report(&mut site, &node, &said(&grant, seq, step)),
+            "accepted"
+        );
+    }
+    let last = said(&grant, 5, InstallStep::Verified);
+    assert_eq!(report(&mut site, &node, &last), "accepted");
+    // An installed machine is not written over by mistake, nor by a retry.
+    let retry = Command::Install(id.clone(), Install::Retry);
+    assert_eq!(site.ask(retry).unwrap_err().code, "run.installed");
+    assert_eq!(site.ask(begin(&id)).unwrap_err().code, "run.installed");
+}
+
 #[test]
 fn a_run_that_fails_times_out_or_is_cancelled_waits_for_the_owner() {
     let (mut site, mut node, id) = admitted();

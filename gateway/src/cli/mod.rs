@@ -689,7 +689,7 @@ pub enum TalosCommand {
     Render {
         /// Its name.
         machine: String,
-        /// Configuration with [talos].
+        /// Configuration with `[talos]`.
         #[command(flatten)]
         config: ConfigArg,
         /// Take the machine's facts of a running appliance, from this desk; else of the inventory.

@@ -127,24 +127,47 @@ impl TalosService {
         }
     }
 
+    async fn may_have_config(
+        &self,
+        peer: IpAddr,
+        bearer: &Zeroizing<String>,
+        made: bool,
+    ) -> Result<ConfigFacts, Response<Body>> {
+        let asked = self
+            .handle
+            .talos_config(Origin::of(peer), bearer.clone(), made);
+        match asked.await {
+            Ok(Ok(facts)) => Ok(facts),
+            // What the console shows of it; the log has the reason.
+            Ok(Err(reason)) if reason.code == "machine.state" => Err(text(
+                StatusCode::FORBIDDEN,
+                "await approval: machine is held\n",
+            )),
+            Ok(Err(_)) => Err(text(
+                StatusCode::FORBIDDEN,
+                "await approval: no good bearer\n",
+            )),
+            Err(_) => Err(busy()),
+        }
+    }
+
     async fn config(&self, peer: IpAddr, request: &Request<Incoming>) -> Response<Body> {
         let given = request.headers().get(header::AUTHORIZATION);
         let given = given.and_then(|value| value.to_str().ok());
         let bearer = given.and_then(|text| text.split_once(' '));
         let bearer = bearer.filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"));
         let bearer = Zeroizing::new(bearer.map_or("", |(_, token)| token.trim()).to_owned());
-        let facts = match self.handle.talos_config(Origin::of(peer), bearer).await {
-            Ok(Ok(facts)) => facts,
-            // What the console shows of it; the log has the reason.
-            Ok(Err(reason)) if reason.code == "machine.state" => {
-                return text(StatusCode::FORBIDDEN, "await approval: machine is held\n");
-            }
-            Ok(Err(_)) => return text(StatusCode::FORBIDDEN, "await approval: no good bearer\n"),
-            Err(_) => return busy(),
+        let facts = match self.may_have_config(peer, &bearer, false).await {
+            Ok(facts) => facts,
+            Err(refusal) => return refusal,
         };
         let (machine, class) = (facts.machine.0.clone(), facts.class.clone());
         match self.templates.render(&machine, &class, variables(&facts)) {
             Ok(config) => {
+                // The code is used up by what is handed out, and not by a mistake of ours.
+                if let Err(refusal) = self.may_have_config(peer, &bearer, true).await {
+                    return refusal;
+                }
                 let bytes = Zeroizing::new(config.as_bytes().to_vec());
                 let mut response =
                     http::response(StatusCode::OK, "application/yaml", Bytes::from_owner(bytes));

@@ -38,6 +38,7 @@ pub(crate) enum Ask {
     Config(
         Origin,
         Zeroizing<String>,
+        bool,
         Reply<Result<ConfigFacts, Reason>>,
     ),
 }
@@ -80,9 +81,9 @@ impl Ask {
                 let answer = gateway.device_token(now, peer, &request, &random, id);
                 Perform::answer(reply, answer)
             }
-            Ask::Config(origin, bearer, reply) => {
+            Ask::Config(origin, bearer, made, reply) => {
                 let (peer, id) = (origin.peer, &origin.correlation);
-                let answer = gateway.talos_config(now, peer, &bearer, id);
+                let answer = gateway.talos_config(now, peer, &bearer, made, id);
                 Perform::answer(reply, answer)
             }
         }
@@ -137,7 +138,9 @@ impl Handle {
         &self,
         origin: Origin,
         bearer: Zeroizing<String>,
+        made: bool,
     ) -> Result<Result<ConfigFacts, Reason>, Busy> {
-        self.talos(|reply| Ask::Config(origin, bearer, reply)).await
+        self.talos(|reply| Ask::Config(origin, bearer, made, reply))
+            .await
     }
 }

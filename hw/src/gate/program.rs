@@ -1,9 +1,14 @@
 //! One run of a program: arguments without a shell, bounded input, output and time.
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 
 use super::GateError;
 
@@ -43,6 +48,8 @@ pub(super) fn run(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // A group of its own: what it started ends with it, and holds no pipe of ours open.
+        .process_group(0)
         .spawn()
         .map_err(|source| {
             GateError::new(
@@ -86,19 +93,21 @@ pub(super) fn run(
     })
 }
 
-/// Waits until it ends; none when the time was over and it was ended.
+/// Waits until it ends; none when the time was over and it was ended. What it started ends with it.
 fn wait(child: &mut Child, started: Instant, limit: Duration) -> Option<ExitStatus> {
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) if started.elapsed() < limit => std::thread::sleep(POLL),
-            Ok(None) | Err(_) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
+    let pid = Pid::from_raw(i32::try_from(child.id()).ok()?);
+    // It is looked at and not yet collected: until then its group's number is nobody else's.
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    let ended = loop {
+        match waitid(Id::Pid(pid), look) {
+            Ok(WaitStatus::StillAlive) if started.elapsed() < limit => std::thread::sleep(POLL),
+            Ok(WaitStatus::StillAlive) | Err(_) => break false,
+            Ok(_) => break true,
         }
-    }
+    };
+    let _ = killpg(pid, Signal::SIGKILL);
+    let status = child.wait().ok()?;
+    ended.then_some(status)
 }
 
 /// Reads to the end, keeps `max` bytes.
@@ -157,8 +166,13 @@ mod tests {
     #[test]
     fn a_program_that_stays_is_ended() {
         let started = Instant::now();
-        let error = sh("exec sleep 60", b"", 10, Duration::from_millis(200)).err();
-        assert!(error.is_some_and(|e| e.found.contains("was ended")));
+        for script in ["exec sleep 60", "sleep 60; true"] {
+            let error = sh(script, b"", 10, Duration::from_millis(200)).err();
+            assert!(error.is_some_and(|e| e.found.contains("was ended")));
+        }
+        // What it leaves behind holds our pipes.
+        let done = sh("sleep 60 & exit 0", b"", 10, Duration::from_secs(5)).expect("ran");
+        assert!(done.status.success());
         assert!(started.elapsed() < Duration::from_secs(5));
     }
 

@@ -323,7 +323,7 @@ fn configs(report: &Report, site: &Site, one: &Node, two: &Node) -> Result<()> {
     std::thread::sleep(thief.interval());
     report.check(
         "attack 1: a stolen code at another machine's address is refused, alarms and withdraws",
-        misused(site, one, two, &mut thief, "another place"),
+        misused(site, one, two, &mut thief, "another machine"),
     );
     report.check(
         "a second use of a code is refused, alarms and withdraws",

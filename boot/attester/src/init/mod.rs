@@ -131,11 +131,16 @@ fn walk() -> Infallible {
                 let run = Path::new(RUN);
                 let written = output::write(run, &chain, &devid, &receipt)
                     .and_then(|()| output::write_payloads(run, &payloads));
+                say("issue", &format!("ADMITTED, correlation {correlation}"));
+                let complete = written.is_ok();
                 if let Err(error) = written {
                     say_error("issue", &error);
+                    say(
+                        "issue",
+                        "nothing is installed without these files: restart the machine",
+                    );
                 }
-                say("issue", &format!("ADMITTED, correlation {correlation}"));
-                if let (Some(grant), Some(node)) = (grant, &node) {
+                if let (Some(grant), Some(node), true) = (grant, &node, complete) {
                     let machine = output::subject_cn(&chain);
                     installing::run(
                         &mut tpm,

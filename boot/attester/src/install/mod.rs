@@ -122,6 +122,12 @@ pub fn install<D: Disk>(
     outcome
 }
 
+/// Takes the head away: what is on the disk does not boot.
+fn behead(disk: &mut dyn Disk, body: &GrantBody) -> std::io::Result<()> {
+    let head = (package::HEAD_BYTES as u64).min(body.image.raw_bytes);
+    disk.zero(0, head).map(drop)
+}
+
 impl Walk<'_> {
     fn run<D: Disk>(
         &mut self,
@@ -144,13 +150,28 @@ impl Walk<'_> {
             None => self.write(&mut disk)?,
         };
         let archive = package.archive();
-        let configured = self.configure(&mut disk, &head, &archive)?;
+        let finished = self.finish(&mut disk, &head, &archive);
+        if let Err(InstallError::Refused(_) | InstallError::Gateway { .. }) = &finished {
+            // What is not as granted, or not wanted any more, does not boot. Without an answer it may
+            // be on record as verified: the next boot reads it again.
+            let _ = behead(&mut disk, self.body).and_then(|()| disk.sync());
+        }
+        finished
+    }
+
+    fn finish(
+        &mut self,
+        disk: &mut dyn Disk,
+        head: &image::Head,
+        archive: &[u8],
+    ) -> Result<(), InstallError> {
+        let configured = self.configure(disk, head, archive)?;
         self.report(
             InstallStep::Configured,
-            &hex::encode(Sha256::digest(&*archive)),
+            &hex::encode(Sha256::digest(archive)),
             &configured,
         )?;
-        self.verify(&mut disk, &archive)
+        self.verify(disk, archive)
     }
 
     /// The image as an earlier boot left it, if it is whole: only its report was lost.
@@ -201,7 +222,14 @@ impl Walk<'_> {
         head: &image::Head,
         archive: &[u8],
     ) -> Result<String, InstallError> {
+        // An earlier boot may have left a head: a disk whose package is half written must not boot.
+        behead(disk, self.body).map_err(disk_io)?;
+        disk.sync().map_err(disk_io)?;
         let detail = match head.place {
+            None if !self.body.payloads.is_empty() => {
+                let expected = format!("a partition {} for the payloads", package::LABEL);
+                return Err(Refused::new("image.place", expected, "none").into());
+            }
             None => "the image has no place for a package".to_owned(),
             Some(place) if archive.len() as u64 > place.length => {
                 let expected = format!("at least {} bytes", archive.len());

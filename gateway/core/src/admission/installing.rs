@@ -7,7 +7,7 @@ use attest_wire::v1::handover::{self, ProgressAnswer};
 
 use super::command::{self, Caller};
 use super::effect::{Effect, SignedGrant, WireReply};
-use super::machine::State;
+use super::machine::{Settled, State};
 use super::{Admission, Proof, Verified};
 use crate::admission::event::Event;
 use crate::identity::{ConnId, MachineId, UnixMillis};
@@ -36,6 +36,9 @@ pub enum Install {
     Cancel(String),
 }
 
+/// Where refusals of installers are summed: one place, since addresses cost nothing.
+const INGRESS: &str = "installer";
+
 impl Admission {
     /// All runs.
     pub fn installs(&self) -> &Installs {
@@ -62,7 +65,10 @@ impl Admission {
                 self.end_run(now, end, out);
                 return Ok(());
             }
-            Install::Retry => self.installs.again(machine)?,
+            Install::Retry => {
+                self.may_begin(machine, false)?;
+                self.installs.again(machine)?
+            }
             Install::Begin {
                 image,
                 version,
@@ -90,7 +96,17 @@ impl Admission {
     fn may_begin(&self, machine: &MachineId, again: bool) -> Result<(), Reason> {
         command::fits(&self.registry, machine, &Event::RunBegun)?;
         let state = self.registry.get(machine).map(|m| &m.state);
-        let installed = matches!(state, Some(State::Installed | State::Active));
+        // Anybody who knows its public EKs can have it challenged.
+        let installed = matches!(
+            state,
+            Some(
+                State::Installed
+                    | State::Active
+                    | State::Challenged {
+                        resume: Settled::Installed | Settled::Active
+                    }
+            )
+        );
         if !installed || again {
             return Ok(());
         }
@@ -219,9 +235,8 @@ impl Admission {
                     code: reason.code.to_string(),
                     hint: reason.next.chars().take(72).collect(),
                 };
-                let ingress = format!("installer {peer}");
-                let correlation = format!("conn-{}", conn.0);
-                self.refuse_unproven(now, &ingress, &correlation, vec![reason], out);
+                let correlation = format!("installer {peer}");
+                self.refuse_unproven(now, INGRESS, &correlation, vec![reason], out);
                 answer
             }
         };
@@ -249,8 +264,8 @@ impl Admission {
         let allowed = self.installs.may_fetch(now, peer, sha256);
         let allowed = allowed.and_then(|machine| self.may_attest(machine));
         if let Err(reason) = &allowed {
-            let ingress = format!("installer {peer}");
-            self.refuse_unproven(now, &ingress, "image", vec![reason.clone()], out);
+            let correlation = format!("installer {peer}");
+            self.refuse_unproven(now, INGRESS, &correlation, vec![reason.clone()], out);
         }
         allowed
     }

@@ -621,6 +621,12 @@ impl Admission {
         }
     }
 
+    /// The gateway itself ends a machine's access.
+    pub fn withdraw(&mut self, now: UnixMillis, act: OperatorAct, out: &mut Outbox) {
+        self.write(now, Record::Operator(act.clone()), out);
+        self.left_the_fleet(now, &act, out);
+    }
+
     /// A worker gave no result: the attempt ends, and the reason is ours.
     pub fn work_failed(&mut self, now: UnixMillis, conn: ConnId, out: &mut Outbox) {
         self.refused(now, conn, unproven(effect::work_failed()), out);

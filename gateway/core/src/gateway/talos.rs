@@ -122,7 +122,7 @@ impl Gateway {
         answer
     }
 
-    /// `GET /talos/config`: for whom, if the bearer is good.
+    /// `GET /talos/config`: for whom, if the bearer is good; asked again once the config is `made`.
     ///
     /// # Errors
     /// Why not.
@@ -131,6 +131,7 @@ impl Gateway {
         now: UnixMillis,
         peer: IpAddr,
         bearer: &str,
+        made: bool,
         correlation: &str,
     ) -> Result<ConfigFacts, Reason> {
         let (caller, mut follows) = (self.caller(peer), Vec::new());
@@ -138,7 +139,7 @@ impl Gateway {
             return Err(not_served("device"));
         };
         let registry = self.admission.registry();
-        let answer = device.config(now, registry, &caller, bearer, &mut follows);
+        let answer = device.config(now, registry, &caller, bearer, made, &mut follows);
         if let Err(reason) = &answer {
             follows.push(Follows::Refused(reason.clone()));
         }
@@ -183,6 +184,7 @@ impl Gateway {
                 Follows::Withdraw(machine, how) => self.withdraw(now, machine, how),
             }
         }
+        self.settle_gate(now);
     }
 
     fn withdraw(&mut self, now: UnixMillis, machine: MachineId, how: &str) {
@@ -197,8 +199,7 @@ impl Gateway {
             role: "gateway".to_owned(),
             act: Act::Withdraw { machine, why },
         };
-        self.admission
-            .write(now, Record::Operator(act), &mut self.out);
+        self.admission.withdraw(now, act, &mut self.out);
     }
 }
 

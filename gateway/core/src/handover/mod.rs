@@ -283,7 +283,7 @@ fn values(recipient: &Recipient<'_>) -> Values {
 
 /// PROTOCOL section 4: a `provision` image alone obtains payloads. A policy that only reports what booted
 /// admits others, and those get none.
-fn provision_image(admission: &Admission) -> Result<(), Reason> {
+pub(crate) fn provision_image(admission: &Admission) -> Result<(), Reason> {
     let role = admission.facts.image_role;
     let passed = |row: u8| {
         let mut checks = admission.checks.iter();

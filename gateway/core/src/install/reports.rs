@@ -5,7 +5,7 @@ use attest_wire::v1::decode_progress;
 use attest_wire::v1::handover::{InstallStep, PROGRESS_LABEL, ProgressBody};
 use sha2::{Digest as _, Sha256};
 
-use super::{GrantState, Installs, live_at, refused};
+use super::{GrantState, Installs, RunState, live_at, refused};
 use crate::appraisal::{malformed, shown, verify_tpm_signature};
 use crate::identity::{MachineId, UnixMillis};
 use crate::reason::Reason;
@@ -43,26 +43,23 @@ impl Installs {
         let repeated = granted.reports.iter().find(|old| old.seq == said.seq);
         if let Some(old) = repeated {
             if old.body_sha256 == body_sha256 {
-                return Ok(Vec::new());
+                // Verified and failed have ended the run themselves; any other is leave to go on.
+                return match old.step {
+                    InstallStep::Verified | InstallStep::Failed => Ok(Vec::new()),
+                    InstallStep::Checked
+                    | InstallStep::Wiped
+                    | InstallStep::Written
+                    | InstallStep::Configured => self
+                        .may_go_on(now, state, at, said.step, may_attest)
+                        .map(|()| Vec::new()),
+                };
             }
             let expected = format!("report {} as it is on record", said.seq);
             let found = "another report of the same number";
             return Err(refused("progress.replayed", expected, found));
         }
-        if let Some(newer) = state.grants.get(at + 1..).and_then(<[_]>::last) {
-            let expected = format!("a report under grant {}", newer.grant.grant);
-            let found = format!("grant {} of an earlier boot", said.grant);
-            return Err(refused("grant.other_boot", expected, found));
-        }
-        may_attest(machine)?;
-        if let Some(end) = &state.ended {
-            let found = format!("run {} has ended: {}", state.run.run, end.outcome.as_str());
-            return Err(refused("run.ended", "an unfinished run", found));
-        }
+        self.may_go_on(now, state, at, said.step, may_attest)?;
         check_order(granted, &said)?;
-        if said.step == InstallStep::Checked {
-            live_at(now, &granted.grant)?;
-        }
         if said.step == InstallStep::Verified && said.sha256 != state.run.raw_sha256 {
             let expected = format!("a disk that reads as {}", state.run.raw_sha256);
             return Err(refused("progress.digest", expected, shown(&said.sha256)));
@@ -99,6 +96,35 @@ impl Installs {
             | InstallStep::Configured => {}
         }
         Ok(records)
+    }
+
+    /// Whether an installer may act on the acceptance of this step: a withdrawal, an end or a newer boot
+    /// may have come between the report and its answer.
+    fn may_go_on(
+        &self,
+        now: UnixMillis,
+        state: &RunState,
+        at: usize,
+        step: InstallStep,
+        may_attest: impl Fn(&MachineId) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        let granted = state.grants.get(at).map(|granted| &granted.grant);
+        if let Some(newer) = state.grants.get(at + 1..).and_then(<[_]>::last) {
+            let expected = format!("a report under grant {}", newer.grant.grant);
+            let found = granted.map_or("?", |grant| &grant.grant);
+            let found = format!("grant {found} of an earlier boot");
+            return Err(refused("grant.other_boot", expected, found));
+        }
+        may_attest(&state.run.machine)?;
+        if let Some(end) = &state.ended {
+            let found = format!("run {} has ended: {}", state.run.run, end.outcome.as_str());
+            return Err(refused("run.ended", "an unfinished run", found));
+        }
+        if let (InstallStep::Checked, Some(grant)) = (step, granted) {
+            live_at(now, grant)?;
+            self.image_of(&state.run)?;
+        }
+        Ok(())
     }
 }
 

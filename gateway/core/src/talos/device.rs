@@ -269,10 +269,14 @@ impl Device {
             return None;
         };
         let machine = registry.get(&id)?;
+        let elsewhere = caller.mac.and_then(|mac| registry.by_mac(mac));
         let misuse = match of_machine(registry, machine, caller, request) {
             Err(reason) => {
                 follows.push(Follows::Refused(reason));
-                Some("shown from another place")
+                // Only another machine's lease proves a copy: a lease can be given back in somebody
+                // else's name, and a node may have an address or a UUID that its evidence had not.
+                elsewhere.filter(|other| other.id != machine.id)?;
+                Some("shown from another machine's place")
             }
             Ok(()) if delivered => Some("shown after the config was delivered"),
             Ok(()) => None,
@@ -368,7 +372,8 @@ impl Device {
     }
 
     /// `GET` of the config with a bearer: the machine it is for. The same bearer may ask again while it
-    /// lives: a transfer may break off.
+    /// lives: a transfer may break off. The code is used up once the config is `made`: a mistake in the
+    /// template costs the machine nothing.
     ///
     /// # Errors
     /// `talos.bearer`, `node.address`, `node.port`, `machine.state`.
@@ -378,6 +383,7 @@ impl Device {
         registry: &Registry,
         caller: &Caller,
         bearer: &str,
+        made: bool,
         follows: &mut Vec<Follows>,
     ) -> Result<MachineId, Reason> {
         self.end_old(now);
@@ -399,6 +405,7 @@ impl Device {
         node::in_service(machine)?;
         let id = bearer.machine.clone();
         if let Some(code) = self.codes.iter_mut().find(|code| code.machine == id)
+            && made
             && !code.delivered
         {
             code.delivered = true;
