@@ -5,6 +5,8 @@
 //! same drain is performed. `now` never goes back.
 
 mod talos;
+mod views;
+mod way_out;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,10 +21,10 @@ use crate::admission::command::{Caller, Command, EkCaImport};
 use crate::admission::effect::{Effect, IssuedDevId, Rules, WorkDone};
 use crate::admission::event::{Event, Sub};
 use crate::admission::machine::State;
-use crate::admission::registry::{Machine, Registry};
+use crate::admission::registry::Machine;
 use crate::admission::secret::SecretRequest;
 use crate::admission::{Admission, HelloInput};
-use crate::appraisal::{EkDirectory as _, RelayWord, TimeTrust};
+use crate::appraisal::{RelayWord, TimeTrust};
 use crate::bootfile::{Answer, BootSettings, standing};
 use crate::gate::{self, Gate};
 use crate::identity::{ConnId, MacAddr, MachineId, UnixMillis};
@@ -30,7 +32,7 @@ use crate::install::Installs;
 use crate::inventory::Inventory;
 use crate::lease6;
 use crate::limits;
-use crate::outbox::{Outbox, Seen};
+use crate::outbox::Outbox;
 use crate::reason::Reason;
 use crate::record::{JournalRecord, Lease6Record, LeaseRecord, Mark, Record};
 use crate::retention;
@@ -416,70 +418,6 @@ impl Gateway {
         self.settle_gate(now);
     }
 
-    /// Step by step: what happened, what follows for the gate, the records, then the changes.
-    fn settle_gate(&mut self, now: UnixMillis) {
-        let Some(gate) = &mut self.gate else { return };
-        let world = GateWorld {
-            registry: self.admission.registry(),
-            dhcp: &self.dhcp,
-        };
-        for seen in self.out.take_seen() {
-            match seen {
-                Seen::Admitted(machine, mac) => {
-                    let own = world.owns(&machine, mac);
-                    if let Err(reason) = &own
-                        && gate.by() == gate::By::Address
-                    {
-                        self.out.refused(machine.to_string(), vec![reason.clone()]);
-                    }
-                    gate.admitted(now, &machine, own.ok().map(|()| mac));
-                }
-                Seen::Refused(machine) => gate.refused(&machine),
-                Seen::Acted(machine) | Seen::Issued(machine) => gate.touched(&machine),
-                Seen::Lease(addr, mac) => gate.lease(addr, mac),
-            }
-        }
-        let settled = gate.settle(now, &world);
-        for machine in settled.full {
-            self.out.refused(machine.to_string(), vec![gate_full()]);
-        }
-        for change in settled.records {
-            let record = Record::Gate(change);
-            let seq = self.out.record(now, record.clone());
-            self.admission.registry_mut().apply(seq, now, &record);
-        }
-        if !settled.changes.is_empty() {
-            self.out.push(Effect::Gate(settled.changes));
-        }
-    }
-
-    /// What the gate has to have open now, for a start. The same changes are among the first effects;
-    /// making them again changes nothing.
-    pub fn gate_open(&self, now: UnixMillis) -> Vec<gate::Change> {
-        self.gate.iter().flat_map(|gate| gate.open(now)).collect()
-    }
-
-    /// Switch ports of machines that are not open: a backend that cannot list has to be told.
-    pub fn gate_shut(&self, now: UnixMillis) -> Vec<gate::Element> {
-        let by_port = self.gate.as_ref().filter(|g| g.by() == gate::By::Port);
-        let open: Vec<gate::Change> = by_port.map_or_else(Vec::new, |gate| gate.open(now));
-        let is_open = |id: &MachineId| {
-            open.iter()
-                .any(|c| matches!(c, gate::Change::Open { machine, .. } if machine == id))
-        };
-        let machines = by_port
-            .iter()
-            .flat_map(|_| self.admission.registry().iter());
-        machines
-            .filter(|machine| !is_open(&machine.id))
-            .filter_map(|machine| {
-                let port = machine.binding.as_ref()?.port.clone()?;
-                let machine = machine.id.clone();
-                Some(gate::Element::Port { machine, port })
-            })
-            .collect()
-    }
-
     /// What the watch over the segment found.
     fn tell(&mut self, finding: &dhcp::Finding) {
         let subject = match finding {
@@ -842,110 +780,6 @@ impl Gateway {
         self.out.next_seq()
     }
 
-    /// All machines, claims included.
-    pub fn machines(&self) -> Vec<MachineView> {
-        let machines = self.admission.registry().iter();
-        machines.map(|machine| self.view(machine)).collect()
-    }
-
-    /// One machine's timeline, oldest first.
-    pub fn timeline(&self, id: &MachineId) -> Option<Vec<TimelineEntry>> {
-        self.admission.registry().timeline(id)
-    }
-
-    /// The catalogue.
-    pub fn images(&self) -> Vec<ImageView> {
-        self.admission
-            .rules()
-            .catalog
-            .iter()
-            .map(crate::catalog::CatalogEntry::view)
-            .collect()
-    }
-
-    /// The appliance in figures.
-    pub fn status(&self) -> StatusView {
-        let mut machines = std::collections::BTreeMap::new();
-        for machine in self.admission.registry().iter() {
-            *machines
-                .entry(State::name(&machine.state).to_owned())
-                .or_default() += 1;
-        }
-        StatusView {
-            appliance: self.appliance.clone(),
-            seal: self.seal.clone(),
-            ledger_entries: self.out.next_seq(),
-            sessions: self.admission.sessions() as u64,
-            leases: self.bound_leases(),
-            machines,
-            refusals: self.admission.refusal_totals().clone(),
-            policy_sha256: hex::encode(self.admission.rules().policy.sha256()),
-            dhcp: self.dhcp_view(),
-            ek_unmatched: self.admission.registry().ek_unmatched().count() as u64,
-        }
-    }
-
-    fn dhcp_view(&self) -> DhcpView {
-        let counters = self.dhcp.counters();
-        let in_server_mode = self.dhcp_mode == dhcp::Mode::Server;
-        let foreign = |foreign: &dhcp::Foreign| ForeignServerView {
-            server: foreign.server,
-            mac: MacAddr(foreign.mac.0),
-            proxy: foreign.proxy,
-            gave: (!foreign.gave.is_unspecified()).then_some(foreign.gave),
-            first: UnixMillis(foreign.first_ms),
-            last: UnixMillis(foreign.last_ms),
-            replies: foreign.replies,
-            reason: (in_server_mode || foreign.proxy)
-                .then(|| dhcp::Finding::Foreign(foreign.clone()).explain().into()),
-        };
-        DhcpView {
-            mode: if in_server_mode { "server" } else { "proxy" }.to_owned(),
-            foreign_servers: self
-                .watch
-                .iter()
-                .flat_map(dhcp::Watch::found)
-                .map(foreign)
-                .collect(),
-            conflicts: counters.conflicts,
-            refused: counters
-                .refused
-                .iter()
-                .map(|(code, count)| ((*code).to_owned(), *count))
-                .collect(),
-        }
-    }
-
-    fn view(&self, machine: &Machine) -> MachineView {
-        let boot = match standing(Some(machine)) {
-            Standing::Attest => "provision".to_owned(),
-            Standing::Installed => "local disk".to_owned(),
-            Standing::Held { reason } => format!("hold: {reason}"),
-        };
-        let gate = self.gate.as_ref();
-        let gate = gate.map(|gate| match gate.view(&machine.id) {
-            Some((until, open)) => MachineGateView {
-                until: Some(until),
-                open: open.iter().map(ToString::to_string).collect(),
-            },
-            None => MachineGateView::default(),
-        });
-        MachineView {
-            gate,
-            install: self.admission.installs().view(&machine.id),
-            ..machine.view(boot)
-        }
-    }
-
-    /// Leases in force, of both families.
-    fn bound_leases(&self) -> u64 {
-        let v4 = self.dhcp.leases();
-        let v4 = v4.filter(|lease| lease.state == dhcp::LeaseState::Bound);
-        let v6 = self.dhcp6.iter().flat_map(dhcp6::Server::leases);
-        let v6 = v6.filter(|lease| lease.state == dhcp6::LeaseState::Bound);
-        (v4.count() + v6.count()) as u64
-    }
-
     /// Option 82 beside the lease of `addr`, which `mac` holds.
     fn relay_word(&self, addr: Ipv4Addr, mac: MacAddr) -> Option<RelayWord> {
         let port = self.dhcp.port(addr)?;
@@ -968,67 +802,6 @@ impl Gateway {
         };
         mac.map(|mac| MacAddr(mac.0))
     }
-}
-
-/// What the gate looks up.
-struct GateWorld<'a> {
-    registry: &'a Registry,
-    dhcp: &'a dhcp::Server,
-}
-
-impl GateWorld<'_> {
-    /// Whether the machine attested by a hardware address that its own evidence names, and that is
-    /// no other admitted machine's: what it only says is its own must not open for a neighbour.
-    fn owns(&self, id: &MachineId, mac: MacAddr) -> Result<(), Reason> {
-        let named = self.registry.get(id).is_some_and(|m| m.macs.contains(&mac));
-        let owner = self.registry.directory().mac_owner(mac);
-        if named && owner.is_none_or(|owner| owner == *id) {
-            return Ok(());
-        }
-        Err(Reason::new(
-            "gate.address",
-            "an attestation from a leased address of one of the machine's own interfaces",
-            format!("machine {id} by {mac}"),
-            "docs/PROTOCOL.md section 6",
-            "the gate stays closed for it; a relay that hides hardware addresses needs backend = \"hook\"",
-        ))
-    }
-}
-
-impl gate::World for GateWorld<'_> {
-    fn standing(&self, id: &MachineId) -> gate::Standing {
-        let Some(machine) = self.registry.get(id) else {
-            return gate::Standing::default();
-        };
-        let binding = machine.binding.as_ref();
-        gate::Standing {
-            may_pass: machine.state.may_pass() && binding.is_some(),
-            class: binding.map_or_else(String::new, |b| b.class.clone()),
-            port: binding.and_then(|b| b.port.clone()),
-            not_after: machine.state.ldevid_not_after(),
-        }
-    }
-
-    fn leased(&self, mac: MacAddr) -> Vec<gate::Leased> {
-        let own = netstack::MacAddr(mac.0);
-        let leases = self.dhcp.leases();
-        let leases = leases.filter(|l| l.mac == own && l.state == dhcp::LeaseState::Bound);
-        let leased = |lease: &dhcp::Lease| gate::Leased {
-            addr: lease.addr,
-            ends: UnixMillis(lease.expires_ms),
-        };
-        leases.map(leased).collect()
-    }
-}
-
-fn gate_full() -> Reason {
-    Reason::new(
-        "gate.full",
-        format!("at most {} elements", limits::GATE_ELEMENTS_MAX),
-        "one machine more",
-        "gateway/core/src/limits.rs",
-        "use wider destinations in [[gate.open]]: a network instead of hosts, a range instead of ports",
-    )
 }
 
 /// What the DHCP core asks when it needs to know what a machine boots.

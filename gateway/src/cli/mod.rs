@@ -2,7 +2,8 @@
 //!
 //! Decides words, output and exit codes; docs/OPERATIONS.md has the same table. Commands that look
 //! at or change a running appliance use the admin API with the owner's certificate; the others work
-//! on files. Knows no protocol.
+//! on files. Knows no protocol. Long because every command and its help stand here, for clap and for who
+//! looks for one; each does its work in a file of its own.
 
 mod appliance;
 mod client;
