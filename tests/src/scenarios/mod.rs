@@ -121,7 +121,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "hellos",
         what: "10,000 hellos with made-up keys beside an honest machine: records, memory, its p99",
-        limit_secs: 300,
+        limit_secs: 480,
         run: hellos::run,
     },
     Scenario {
