@@ -39,7 +39,7 @@ pub fn write(path: &Path) -> Result<()> {
 /// empty partition `VESTIBULE` for the package, with as many MiB behind them that belong to none.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_gpt(path: &Path, free_mib: usize) -> Result<()> {
     let volume = loader_volume(path)?;
     fs::write(path, gpt(&volume, free_mib))?;
